@@ -1,0 +1,154 @@
+"""What a generation gives back: events while it runs, one result at the end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""stop: an end-of-generation token or a stop string; length: max_tokens; context: no room left;
+cancelled: the caller closed the stream or pressed Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One emitted token.
+
+    Attributes:
+        id: token id.
+        text: the text this event completes; "" while a character or a possible stop string is
+            still open (it then comes with a later event).
+        logprob: natural log-probability of the token under the target's own softmax, before the
+            sampling chain.
+        from_draft: the token came from a drafter and was accepted.
+        source: name of that drafter, "" for the target's own tokens.
+    """
+
+    id: int
+    text: str
+    logprob: float
+    from_draft: bool
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts; `cached_tokens` of the prompt were still in the cache from an earlier turn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds and rates of one generation.
+
+    Attributes:
+        load_s: loading the models (0 after the first generation of a decoder).
+        ttft_s: from the call to the first token, prompt included.
+        prompt_tok_s: prompt tokens really decoded per second; None when all were cached.
+        decode_tok_s: tokens per second after the first; None for fewer than two tokens.
+        wall_s: the whole call, without loading.
+        overhead_share: share of the decode wall time spent outside llama.cpp calls.
+    """
+
+    load_s: float
+    ttft_s: float
+    prompt_tok_s: float | None
+    decode_tok_s: float | None
+    wall_s: float
+    overhead_share: float
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """Draft tokens of one drafter (or one depth): `tested` excludes those behind a refusal."""
+
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance(self) -> float | None:
+        """accepted / tested, None when nothing was tested."""
+        return self.accepted / self.tested if self.tested else None
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Speculation statistics of one generation, or summed over a session.
+
+    Attributes:
+        rounds: target batches.
+        by_source: per drafter name.
+        by_depth: index 0 is the first drafted token of a round.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    by_source: dict[str, SourceStats] = field(default_factory=dict)
+    by_depth: list[SourceStats] = field(default_factory=list)
+
+    @property
+    def acceptance(self) -> float | None:
+        """accepted / tested, None when nothing was tested."""
+        return self.accepted / self.tested if self.tested else None
+
+    @property
+    def tokens_per_round(self) -> float:
+        """1 + accepted / rounds (vLLM's and llama.cpp's mean acceptance length)."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else 1.0
+
+    def add(self, other: SpecStats) -> None:
+        """Sum another generation's statistics into this one."""
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.tested += other.tested
+        self.accepted += other.accepted
+        for name, stats in other.by_source.items():
+            _sum_into(self.by_source.setdefault(name, SourceStats()), stats)
+        for depth, stats in enumerate(other.by_depth):
+            if depth == len(self.by_depth):
+                self.by_depth.append(SourceStats())
+            _sum_into(self.by_depth[depth], stats)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with the derived figures."""
+        return asdict(self) | {
+            "acceptance": self.acceptance,
+            "tokens_per_round": self.tokens_per_round,
+        }
+
+
+def _sum_into(total: SourceStats, part: SourceStats) -> None:
+    total.drafted += part.drafted
+    total.tested += part.tested
+    total.accepted += part.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished generation.
+
+    Attributes:
+        text: the reply, cut before a stop string.
+        tokens: ids of exactly that text (an end-of-generation token is not among them).
+        logprobs: per token, see StreamEvent.
+        finish_reason: why it ended.
+        seed: the seed that was used, also when it was drawn; giving it again repeats the text.
+        guarantee: one sentence saying what the verification rule promised for this run.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    spec: SpecStats
+    seed: int
+    verify: str
+    guarantee: str

@@ -1,0 +1,87 @@
+"""A probability law over token ids, kept only where it is above zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Token ids with their probabilities.
+
+    Attributes:
+        ids: int64 [n], unique, rising.
+        probs: float64 [n], all above 0, summing to 1.
+
+    Rising ids (not falling probabilities) make `prob` a binary search, two laws easy to align and a
+    whole vocabulary free of any sort; `top` partitions when someone asks.
+    """
+
+    ids: IntArray
+    probs: FloatArray
+
+    @classmethod
+    def from_weights(cls, ids: NDArray[Any], weights: NDArray[Any]) -> Distribution | None:
+        """Normalise weights >= 0 over rising ids; None when nothing is left."""
+        weights = np.asarray(weights, np.float64)
+        total = weights.sum()
+        if not total > 0.0:
+            return None
+        kept = weights > 0.0
+        if kept.all():
+            return cls(np.asarray(ids, np.int64), weights / total)
+        return cls(np.asarray(ids, np.int64)[kept], weights[kept] / total)
+
+    @classmethod
+    def point(cls, token: int) -> Distribution:
+        """All mass on one token: what temperature 0 is, and what a deterministic draft is."""
+        return cls(np.array([token], np.int64), np.ones(1))
+
+    def prob(self, token: int) -> float:
+        """Probability of one token, 0 outside the support."""
+        place = int(np.searchsorted(self.ids, token))
+        found = place < len(self.ids) and self.ids[place] == token
+        return float(self.probs[place]) if found else 0.0
+
+    def at(self, tokens: IntArray) -> FloatArray:
+        """Probabilities of many tokens, float64 of the same shape."""
+        place = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
+        return np.where(self.ids[place] == tokens, self.probs[place], 0.0)
+
+    def top(self, count: int) -> list[int]:
+        """The `count` most probable tokens, most probable first, ties by rising id."""
+        if count < len(self.ids):
+            chosen = np.argpartition(-self.probs, count - 1)[:count]
+            least = self.probs[chosen].min()
+            chosen = np.flatnonzero(self.probs >= least)
+        else:
+            chosen = np.arange(len(self.ids))
+        order = np.lexsort((self.ids[chosen], -self.probs[chosen]))[:count]
+        return [int(token) for token in self.ids[chosen[order]]]
+
+    def without(self, token: int) -> Distribution | None:
+        """The law given that the token is not `token`; None when it was certain."""
+        return Distribution.from_weights(self.ids, np.where(self.ids == token, 0.0, self.probs))
+
+
+def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> Distribution | None:
+    """Normalised (scale * p_target - p_draft)+; None when it is empty.
+
+    With scale 1 this is Leviathan et al. 2023's recovered law (algorithm 1); block verification
+    (Sun et al. 2024) scales it by the probability of the path so far.
+    """
+    return Distribution.from_weights(target.ids, residual_weights(target, draft, scale))
+
+
+def residual_weights(
+    target: Distribution, draft: Distribution, scale: float = 1.0
+) -> FloatArray:
+    """(scale * p_target - p_draft)+ over the target's ids, float64 [len(target.ids)]."""
+    return np.maximum(scale * target.probs - draft.at(target.ids), 0.0)

@@ -1,0 +1,60 @@
+"""The sampling settings of one request: llama.cpp's names, defaults and meaning."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specllama.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Settings of the sampling chain, in the order they are applied (llama.cpp's order).
+
+    `logit_bias` maps token ids to an addend (-inf forbids a token). `repeat_last_n` is how many of
+    the latest tokens, prompt included, the penalties look at (-1: all of them). `top_k` 0, `top_p` 1,
+    `min_p` 0, `typical_p` 1 and the neutral penalties switch a step off. `temperature` 0 is greedy.
+
+    Raises:
+        UsageError: a value outside its range, with the range in the message.
+    """
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    top_k: int = 40
+    typical_p: float = 1.0
+    top_p: float = 0.95
+    min_p: float = 0.05
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0.0, math.inf)
+        _check("top_k", self.top_k, 0, math.inf)
+        _check("top_p", self.top_p, 0.0, 1.0)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("typical_p", self.typical_p, 0.0, 1.0)
+        _check("repeat_last_n", self.repeat_last_n, -1, math.inf)
+        if not 0.0 < self.repeat_penalty < math.inf:
+            raise UsageError(f"repeat_penalty must be above 0, not {self.repeat_penalty}.")
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
+            raise UsageError("logit_bias values must be finite, or -inf to forbid a token.")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the history changes the logits at all."""
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if math.isnan(value) or not low <= value <= high or math.isinf(value):
+        upper = "" if math.isinf(high) else f" and at most {high:g}"
+        raise UsageError(f"{name} must be at least {low:g}{upper}, not {value}.")

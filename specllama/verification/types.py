@@ -1,0 +1,101 @@
+"""What the verification rules share: a proposal goes in, a verdict comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.sampling.distribution import Distribution
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A tree of draft tokens below the last emitted token (a chain is a tree without branches).
+
+    Attributes:
+        tokens: token id of each node; parents come before their children.
+        parents: index of each node's parent, ROOT (-1) for the first level.
+        laws: `laws[node + 1]` is the law the children of `node` were really drawn from, in the
+            order of their index, or None if they were chosen deterministically; `laws[0]` belongs
+            to the root.
+        source: name of the drafter, for statistics.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    laws: tuple[Distribution | None, ...] = (None,)
+    source: str = "none"
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: tuple[int, ...] | list[int],
+        laws: list[Distribution] | None = None,
+        source: str = "none",
+    ) -> Proposal:
+        """A single path. `laws[i]` is what `tokens[i]` was drawn from; None: deterministic."""
+        known: list[Distribution | None] = [None] * len(tokens) if laws is None else list(laws)
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (*known, None), source)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def law(self, node: int) -> Distribution | None:
+        """The law the children of `node` were drawn from (ROOT for the first level)."""
+        return self.laws[node + 1]
+
+    def children(self, node: int) -> list[int]:
+        """Indices of the children of `node`, in drawn order."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, or None."""
+        return next((c for c in self.children(node) if self.tokens[c] == token), None)
+
+    def depth(self, node: int) -> int:
+        """Tokens on the path from the root to `node`, itself included (ROOT has 0)."""
+        depth = 0
+        while node != ROOT:
+            node = self.parents[node]
+            depth += 1
+        return depth
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule decided.
+
+    Attributes:
+        path: accepted nodes from the first level downwards; may be empty.
+        token: the token emitted after the path: *recovered* where a draft was refused, *bonus*
+            where the path was accepted to its end.
+        tested: how many depths were tested; a draft token behind a refusal was not.
+    """
+
+    path: tuple[int, ...]
+    token: int
+    tested: int
+
+
+Rows = Callable[[int], Distribution]
+"""The target's law after a node (ROOT: after the last emitted token); computed when asked for."""
+
+
+class Chance(Protocol):
+    """Where a rule's randomness comes from. Rules use nothing else, so tests can enumerate it."""
+
+    def flip(self, probability: float) -> bool:
+        """True with the given probability (clamped to 0..1)."""
+
+    def pick(self, law: Distribution, position: int) -> int:
+        """Draw a token for an absolute position of the sequence."""
+
+    def children(self, law: Distribution, position: int, count: int) -> list[int]:
+        """Draw up to `count` distinct draft tokens for a position, best first."""
+
+
+Verify = Callable[[Proposal, Rows, Chance, int], Verdict]
+"""A rule: (proposal, target laws, chance, absolute position of the first drafted token)."""
