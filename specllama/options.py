@@ -1,0 +1,117 @@
+"""The two sets of settings people give: how models are loaded, and how one text is generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from specllama.errors import UsageError
+from specllama.sampling.params import SamplingParams
+
+FlashAttention = Literal["auto", "on", "off"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+VerifyName = Literal["auto", "coupled", "rejection", "block", "match"]
+
+DRAFTER_NAMES = ("model", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How target and draft are loaded. `None` leaves a choice to llama.cpp.
+
+    Attributes:
+        n_ctx: context length in tokens; 0 takes the model's own, capped at 8192.
+        n_batch: the most tokens one decode takes (prompt chunks).
+        gpu_layers, draft_gpu_layers: layers to offload; -1 is all of them.
+        main_gpu, tensor_split, device, draft_device: where several devices are present.
+        threads, threads_batch, draft_threads: CPU threads for single, batched and draft decodes.
+        cache_type_k, cache_type_v: number formats of the KV cache.
+        exact: choose the configuration in which batched and single decodes give the same bits
+            where the machine allows it (docs/exactness.md).
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    gpu_layers: int = -1
+    draft_gpu_layers: int = -1
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    device: str | None = None
+    draft_device: str | None = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    draft_threads: int | None = None
+    flash_attn: FlashAttention = "auto"
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("n_ctx", self.n_ctx, 0)
+        _at_least("n_batch", self.n_batch, 1)
+        _at_least("gpu_layers", self.gpu_layers, -1)
+        _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
+        _at_least("main_gpu", self.main_gpu, 0)
+        for name in ("threads", "threads_batch", "draft_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(name, value, 1)
+        _one_of("flash_attn", self.flash_attn, get_args(FlashAttention))
+        _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
+        _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """How one text is generated.
+
+    Attributes:
+        max_tokens: None generates until the model ends or the context is full.
+        seed: None draws one (the result says which).
+        stop: strings that end the text; they are not part of it.
+        verify: the verification rule; "auto" is coupled when a seed is given, else rejection.
+        drafter: "auto", "none", or names joined by "+" (see DRAFTER_NAMES).
+        draft_max: the most tokens drafted in a round.
+        draft_p_min: stop drafting when the draft's top probability is below this.
+        adaptive: let the scheduler choose lengths; False always drafts `draft_max`.
+    """
+
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    verify: VerifyName = "auto"
+    drafter: str = "auto"
+    draft_max: int = 16
+    draft_p_min: float = 0.0
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _at_least("max_tokens", self.max_tokens, 0)
+        _at_least("draft_max", self.draft_max, 0)
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed must be between 0 and 2^64 - 1, not {self.seed}.")
+        if not 0.0 <= self.draft_p_min <= 1.0:
+            raise UsageError(f"draft_p_min must be between 0 and 1, not {self.draft_p_min}.")
+        if any(not stop for stop in self.stop):
+            raise UsageError("A stop string must not be empty.")
+        _one_of("verify", self.verify, get_args(VerifyName))
+        for name in self.drafters():
+            _one_of("drafter", name, DRAFTER_NAMES)
+
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters asked for, in order of preference; empty for plain decoding."""
+        if self.drafter == "none":
+            return ()
+        return DRAFTER_NAMES if self.drafter == "auto" else tuple(self.drafter.split("+"))
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise UsageError(f"{name} must be at least {low}, not {value}.")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"Unknown {name} {value!r}. Choose from: {', '.join(choices)}.")
