@@ -1,0 +1,5 @@
+"""`python -m specllama`."""
+
+from specllama.cli.main import main
+
+main()

@@ -1,0 +1,153 @@
+"""The `specllama` command.
+
+Commands are loaded when they are called: `COMMANDS` names their module and their one-line help, so
+that `specllama --help` imports none of them. A command is a plain function with Typer annotations
+(or a `typer.Typer` for a group); `common` adds the options that every command has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from specllama.cli.errors import report
+from specllama.cli.output import out
+
+COMMANDS = {
+    "chat": ("specllama.cli.chat:chat", "Talk with a model."),
+    "generate": ("specllama.cli.generate:generate", "Answer one prompt and leave."),
+    "download": ("specllama.cli.download:download", "Fetch a model from Hugging Face."),
+    "list": ("specllama.cli.models:list_models", "List the models on this machine."),
+    "rm": ("specllama.cli.models:remove", "Delete a downloaded model."),
+    "show": ("specllama.cli.models:show", "Say what a model file is."),
+    "check": ("specllama.cli.check:check", "Can this draft serve this target?"),
+    "alias": ("specllama.cli.alias:app", "Names for a model or a pair."),
+    "config": ("specllama.cli.config:app", "Where settings come from."),
+    "doctor": ("specllama.cli.doctor:doctor", "Facts about this installation, for bug reports."),
+}
+"""name -> (module:attribute, help). The order is the order of the help."""
+
+HIDDEN = {"ls": "list"}
+"""Other names of commands, not shown in the help."""
+
+WITHOUT_JSON = {"chat"}
+"""Commands that have no data to give as JSON."""
+
+MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+"""Help in panels on a terminal, plain text elsewhere (and half the start-up time)."""
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Data only.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour (also NO_COLOR=1).")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Errors are printed, never raised."""
+    flags = list(args)[: args.index("--")] if "--" in args else args
+    out.configure(json="--json" in flags or "--jsonl" in flags, no_color="--no-color" in flags)
+    try:
+        code = app(args=list(args), prog_name="specllama", standalone_mode=False)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        return report(error, debug="--debug" in flags)
+    return code if isinstance(code, int) else 0
+
+
+def common(command: Callable[..., Any], *, json: bool) -> Callable[..., Any]:
+    """`command` with -q, --no-color, --debug and, where `json` is set, --json.
+
+    The options configure `out` before the command runs and are not passed on to it: a command asks
+    `out.mode`. (A --jsonl of its own also puts `out` into json mode, see `run`.)
+    """
+    options = {"quiet": Quiet, "no_color": NoColor, "debug": Debug} | (
+        {"json": Json} if json else {}
+    )
+    own = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in options.items()
+    ]
+    parameters = [*own.parameters.values(), *added]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in options}
+        is_json = out.mode == "json" or given.get("json", False)
+        out.configure(json=is_json, quiet=given["quiet"], no_color=given["no_color"])
+        return command(**values)
+
+    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+class LazyGroup(TyperGroup):
+    """Replaces a command's stub by the command when it is called or completed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Load `args[0]` if it is one of ours, then do as Typer does."""
+        name = HIDDEN.get(args[0], args[0])
+        if name in COMMANDS:
+            self.commands[args[0]] = _load(name)
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    module, attribute = COMMANDS[name][0].split(":")
+    command = getattr(importlib.import_module(module), attribute)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    group = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+    group.command(name)(common(command, json=name not in WITHOUT_JSON))
+    return typer.main.get_command(group)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        out.line(f"specllama {version('specllama')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    rich_markup_mode=MARKUP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`specllama COMMAND --help` explains a command.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Faster answers from local GGUF models: a draft guesses, the target model decides."""
+    if context.invoked_subcommand is None:
+        out.line(context.get_help())
+        raise typer.Exit(2)
+
+
+def _stub() -> None:
+    """Stands for a command until it is called."""
+
+
+for _name, (_, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(_stub)

@@ -1,0 +1,27 @@
+"""Where specllama keeps its own files. Models are never among them: those stay in the HF cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PROJECT_CONFIG = "specllama.toml"
+"""Settings of the folder one works in, read from the current directory only."""
+
+
+def data_dir() -> Path:
+    """Aliases and history; $SPECLLAMA_HOME, else the platform's user data directory."""
+    if home := os.environ.get("SPECLLAMA_HOME"):
+        return Path(home).expanduser()
+    import platformdirs
+
+    return platformdirs.user_data_path("specllama")
+
+
+def user_config() -> Path:
+    """config.toml in $SPECLLAMA_HOME, else in the platform's user config directory."""
+    if home := os.environ.get("SPECLLAMA_HOME"):
+        return Path(home).expanduser() / "config.toml"
+    import platformdirs
+
+    return platformdirs.user_config_path("specllama") / "config.toml"
