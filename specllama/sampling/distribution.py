@@ -80,8 +80,6 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     return Distribution.from_weights(target.ids, residual_weights(target, draft, scale))
 
 
-def residual_weights(
-    target: Distribution, draft: Distribution, scale: float = 1.0
-) -> FloatArray:
+def residual_weights(target: Distribution, draft: Distribution, scale: float = 1.0) -> FloatArray:
     """(scale * p_target - p_draft)+ over the target's ids, float64 [len(target.ids)]."""
     return np.maximum(scale * target.probs - draft.at(target.ids), 0.0)

@@ -12,8 +12,9 @@ class SamplingParams:
     """Settings of the sampling chain, in the order they are applied (llama.cpp's order).
 
     `logit_bias` maps token ids to an addend (-inf forbids a token). `repeat_last_n` is how many of
-    the latest tokens, prompt included, the penalties look at (-1: all of them). `top_k` 0, `top_p` 1,
-    `min_p` 0, `typical_p` 1 and the neutral penalties switch a step off. `temperature` 0 is greedy.
+    the latest tokens, prompt included, the penalties look at (-1: all of them). `top_k` 0,
+    `top_p` 1, `min_p` 0, `typical_p` 1 and the neutral penalties switch a step off.
+    `temperature` 0 is greedy.
 
     Raises:
         UsageError: a value outside its range, with the range in the message.
@@ -41,6 +42,8 @@ class SamplingParams:
             raise UsageError(f"repeat_penalty must be above 0, not {self.repeat_penalty}.")
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        if any(token < 0 for token in self.logit_bias):
+            raise UsageError("logit_bias names tokens by ids of 0 and above.")
         if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
             raise UsageError("logit_bias values must be finite, or -inf to forbid a token.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from specllama.sampling.distribution import Distribution
 
@@ -85,17 +85,32 @@ Rows = Callable[[int], Distribution]
 
 
 class Chance(Protocol):
-    """Where a rule's randomness comes from. Rules use nothing else, so tests can enumerate it."""
-
-    def flip(self, probability: float) -> bool:
-        """True with the given probability (clamped to 0..1)."""
+    """Where draws come from. Rules and drafters use nothing else, so tests can enumerate it."""
 
     def pick(self, law: Distribution, position: int) -> int:
         """Draw a token for an absolute position of the sequence."""
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
-        """Draw up to `count` distinct draft tokens for a position, best first."""
+        """Draw up to `count` (at least 1) distinct draft tokens for a position, best first."""
 
 
-Verify = Callable[[Proposal, Rows, Chance, int], Verdict]
-"""A rule: (proposal, target laws, chance, absolute position of the first drafted token)."""
+class CoinChance(Chance, Protocol):
+    """Chance for the rules that test a draft with a coin.
+
+    Its picks are independent of its children. Noise shared by target and drafts is not, which
+    is why `Chance` has no coin: pairing such a rule with such noise is then a type error.
+    """
+
+    def flip(self, probability: float) -> bool:
+        """True with the given probability (clamped to 0..1)."""
+
+
+C_contra = TypeVar("C_contra", bound=Chance, contravariant=True)
+
+
+class Verify(Protocol[C_contra]):
+    """A rule. `position` is the absolute position of the first drafted token."""
+
+    def __call__(
+        self, proposal: Proposal, rows: Rows, chance: C_contra, position: int, /
+    ) -> Verdict: ...

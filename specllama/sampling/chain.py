@@ -1,0 +1,227 @@
+"""From one row of logits to the law a token is drawn from.
+
+The steps, their order and their formulas are those of llama.cpp's default chain
+(src/llama-sampler.cpp, common/sampling.cpp; `min_keep` 1): logit bias, penalties, top-k, typical-p,
+top-p, min-p, temperature. Truncation therefore works on temperature-1 probabilities. Two deliberate
+differences: ties go to the lowest id (llama.cpp leaves them to its sort), and temperature 0 is the
+argmax after bias and penalties, whatever typical-p would have removed.
+
+Nothing here sorts a vocabulary: a step that needs "the largest" takes block maxima first.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.errors import EngineError
+from specllama.sampling.distribution import Distribution, FloatArray, IntArray
+from specllama.sampling.params import SamplingParams
+
+Row = NDArray[np.float32]
+
+_BLOCK = 64
+_FIRST_PREFIX = 256
+
+
+class Sampler:
+    """The sampling chain of one request; it keeps no state between calls."""
+
+    __slots__ = ("_bias", "_bias_ids", "_params")
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+
+    def distribution(self, logits: Row, history: Sequence[int]) -> Distribution:
+        """The law of the next token.
+
+        Args:
+            logits: float32 [n_vocab], one row; neither changed nor kept.
+            history: all ids before the position, prompt included.
+
+        Raises:
+            EngineError: the row holds NaN or infinity, or every token is forbidden.
+        """
+        params = self._params
+        row = self._adjusted(logits, history)
+        if params.temperature == 0.0:
+            best = int(np.argmax(row))
+            _check_finite(float(row[best]))
+            return Distribution.point(best)
+        if 0 < params.top_k < len(row):
+            ids: IntArray = largest(row, params.top_k)
+            values = row[ids]
+        else:
+            ids, values = _all_ids(len(row)), row
+        top = np.float32(values.max())
+        _check_finite(float(top))
+        kept = self._truncated(values, top)
+        if kept is not None:
+            ids, values = ids[kept], values[kept]
+        return Distribution.from_weights(ids, _weights(values, top, params.temperature)) or (
+            Distribution.point(int(ids[np.argmax(values)]))
+        )
+
+    def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
+        """The row after bias and penalties; the row itself when neither applies.
+
+        Ids outside the row are passed over: a draft's row may be padded to another length.
+        """
+        params = self._params
+        if not len(self._bias_ids) and not params.penalises:
+            return logits
+        row = logits.copy()
+        inside = self._bias_ids < len(row)
+        row[self._bias_ids[inside]] += self._bias[inside]
+        if params.penalises:
+            _penalise(row, history, params)
+        return row
+
+    def _truncated(self, values: Row, top: np.float32) -> IntArray | None:
+        """Positions that typical-p, top-p and min-p leave; None when they leave all."""
+        params = self._params
+        if params.typical_p >= 1.0:
+            return _nucleus(values, top, params.top_p, params.min_p)
+        typical = _typical(values, top, params.typical_p)
+        rest = values[typical]
+        kept = _nucleus(rest, np.float32(rest.max()), params.top_p, params.min_p)
+        return typical if kept is None else typical[kept]
+
+
+def logprob(logits: Row, token: int) -> float:
+    """Natural log-probability of one token under the softmax of a raw row, float32 [n_vocab]."""
+    top = logits.max()
+    # pairwise float32 summation of non-negative terms: a relative error of about 1e-7
+    total = float(np.exp(logits - top).sum())
+    return float(logits[token]) - float(top) - math.log(total)
+
+
+def largest(values: NDArray[np.floating], count: int) -> IntArray:
+    """Positions of the `count` largest values, rising; ties at the edge by lowest position."""
+    found = _at_least_largest(values, count)
+    surplus = len(found) - count
+    if surplus <= 0:
+        return found
+    reached = values[found]
+    edge = np.flatnonzero(reached == reached.min())
+    return np.delete(found, edge[len(edge) - surplus :])
+
+
+def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
+    """Positions, rising, of every value not below the `count`-th largest (1 <= count)."""
+    if count >= len(values):
+        return _all_ids(len(values))
+    columns = len(values) // _BLOCK
+    if count > columns // 4:
+        return np.flatnonzero(values >= _kth_largest(values, count))
+    # `count` columns hold a value >= the count-th largest column maximum, so it bounds the
+    # count-th largest value from below, and only those columns (and the tail) can hold the rest.
+    table = values[: columns * _BLOCK].reshape(_BLOCK, columns)
+    maxima = table.max(axis=0)
+    chosen = np.flatnonzero(maxima >= _kth_largest(maxima, count))
+    places = (np.arange(_BLOCK)[:, None] * columns + chosen).ravel()
+    places = np.concatenate((places, np.arange(columns * _BLOCK, len(values))))
+    candidates = values[places]
+    found: IntArray = np.sort(places[candidates >= _kth_largest(candidates, count)])
+    return found
+
+
+def _kth_largest(values: NDArray[np.floating], count: int) -> np.floating:
+    edge = len(values) - count
+    kth: np.floating = np.partition(values, edge)[edge]
+    return kth
+
+
+@lru_cache(maxsize=8)
+def _all_ids(count: int) -> IntArray:
+    ids = np.arange(count, dtype=np.int64)
+    ids.setflags(write=False)
+    return ids
+
+
+def _check_finite(top: float) -> None:
+    if not math.isfinite(top):
+        raise EngineError(
+            f"No token can be chosen: the largest logit is {top}.",
+            "Check logit_bias for forbidden tokens; otherwise the model file is damaged or "
+            "the device computes it wrongly.",
+        )
+
+
+def _penalise(row: Row, history: Sequence[int], params: SamplingParams) -> None:
+    """Apply the repetition penalties to the ids of the window, in place."""
+    window = history if params.repeat_last_n < 0 else history[-params.repeat_last_n :]
+    seen = Counter(window)
+    ids = np.fromiter(seen.keys(), np.int64, len(seen))
+    counts = np.fromiter(seen.values(), np.float32, len(seen))
+    inside = ids < len(row)
+    ids, counts = ids[inside], counts[inside]
+    repeat = np.float32(params.repeat_penalty)
+    logits = row[ids]
+    # dividing a negative logit would reward it, hence the product
+    logits = np.where(logits <= 0.0, logits * repeat, logits / repeat)
+    frequency, presence = np.float32(params.frequency_penalty), np.float32(params.presence_penalty)
+    row[ids] = logits - (counts * frequency + presence)
+
+
+def _weights(values: Row, top: np.float32, temperature: float) -> NDArray[np.floating]:
+    """exp((values - top) / temperature): float64 for few values, float32 for a whole row."""
+    shifted = values - top if len(values) > _FIRST_PREFIX else values.astype(np.float64) - top
+    if temperature != 1.0:
+        shifted *= shifted.dtype.type(1.0 / temperature)
+    weights: NDArray[np.floating] = np.exp(shifted, out=shifted)
+    return weights
+
+
+def _nucleus(values: Row, top: np.float32, top_p: float, min_p: float) -> IntArray | None:
+    """Positions that top-p, then min-p leave, rising; None for all of them.
+
+    Both keep a prefix of the falling order, so the cheap min-p cut may come first as long as
+    top-p measures its mass against the total before that cut.
+    """
+    if top_p >= 1.0 and min_p <= 0.0:
+        return None
+    likely = None
+    if min_p > 0.0:
+        likely = np.flatnonzero(values >= top + np.float32(math.log(min_p)))
+    if top_p >= 1.0:
+        return likely
+    weights = _weights(values, top, 1.0)
+    mass = top_p * float(weights.sum(dtype=np.float64))
+    if likely is None:
+        return _prefix(values, weights, mass)
+    return likely[_prefix(values[likely], weights[likely], mass)]
+
+
+def _typical(values: Row, top: np.float32, typical_p: float) -> IntArray:
+    """Positions that locally typical sampling leaves (Meister et al. 2023), rising.
+
+    Tokens enter by how near their surprise is to the entropy, until their mass *exceeds* p.
+    """
+    weights = _weights(values, top, 1.0)
+    total = float(weights.sum(dtype=np.float64))
+    surprise = math.log(total) - (values.astype(np.float64) - top)
+    possible = weights > 0.0
+    entropy = float((weights[possible] * surprise[possible]).sum()) / total
+    return _prefix(
+        -np.abs(surprise - entropy), weights, math.nextafter(typical_p * total, math.inf)
+    )
+
+
+def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: float) -> IntArray:
+    """Positions, rising, of the fewest largest keys whose weights sum to at least `mass`."""
+    size = _FIRST_PREFIX
+    while True:
+        found = _at_least_largest(keys, size)
+        order = found[np.argsort(-keys[found], kind="stable")]
+        reached: FloatArray = np.cumsum(weights[order], dtype=np.float64)
+        if reached[-1] >= mass or len(found) == len(keys):
+            break
+        size *= 16
+    count = int(np.searchsorted(reached, mass)) + 1
+    return np.sort(order[:count])
