@@ -1,0 +1,65 @@
+"""What a drafter is asked and what it answers. A new drafter is one file with this shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.sampling.distribution import Distribution
+from specllama.verification.types import Chance, Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One live sequence that wants a proposal.
+
+    Attributes:
+        key: the sequence, the same from round to round.
+        ids: all its ids, prompt and reply; between `rewind`s they only grow.
+        limit: the most tokens to draft (at least 1).
+        law: the sequence's sampling chain: (logits row, drafted path) -> the law to draw from.
+        chance: draws children from a law as the verification rule needs them.
+        keeps_laws: the rule reads the laws, so the proposal has to carry them.
+        go_on: asked with (tokens drafted so far, probability of the best next token) before that
+            token is drawn, and with (tokens drafted so far, None) before work that would show
+            that probability; False ends the chain. Never drop a token that was drawn: that
+            biases every rule that reads laws.
+    """
+
+    key: int
+    ids: Sequence[int]
+    limit: int
+    law: Callable[[NDArray[np.float32], Sequence[int]], Distribution]
+    chance: Chance
+    keeps_laws: bool
+    go_on: Callable[[int, float | None], bool]
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the first drafted token."""
+        return len(self.ids)
+
+
+class Drafter(Protocol):
+    """Whatever guesses.
+
+    Attributes:
+        name: for statistics and options.
+        free: proposing costs next to nothing, so it may be asked before its use is decided.
+    """
+
+    name: str
+    free: bool
+
+    def propose(self, wants: Sequence[Want]) -> list[Proposal]:
+        """A proposal per want, in order; an empty one where there is nothing to say."""
+
+    def rewind(self, key: int, length: int) -> None:
+        """The ids of a sequence behind the first `length` are no longer what they were."""
+
+    def close(self) -> None:
+        """Free what the drafter holds."""

@@ -1,0 +1,248 @@
+"""A context: one KV cache and the decodes that fill it.
+
+The engine needs few things of a model (`engine/backend.py` names them) and this file is where
+llama.cpp provides them. All arrays of the batch are numpy's, filled by slices; logits are views that
+the next decode overwrites.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from specllama.errors import EngineError, OutOfMemory, UsageError
+from specllama.llama import library
+from specllama.llama.model import Model
+
+Rollback = Literal["free", "checkpoint"]
+
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30,
+}  # fmt: skip
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+_CELLS = 256  # llama.cpp pads a context to a multiple of this
+_PARTIAL_ONLY = 1
+_NO_SLOT = 1
+_ABORTED = 2
+
+
+class Context:
+    """A KV cache over a model, for up to `n_seq` sequences in one unified buffer.
+
+    Args:
+        n_ctx: cells of the cache, in tokens (rounded up to a multiple of 256).
+        n_batch: the most tokens one `decode` takes.
+        n_seq: the most sequence ids.
+        threads, threads_batch: CPU threads for one token and for more; None takes the cores.
+
+    Attributes:
+        rollback: "free" where tokens can be dropped at will; "checkpoint" for recurrent and hybrid
+            models, whose state has to be saved before it is risked (`save`, `restore`).
+        seconds: time spent inside llama.cpp calls so far.
+
+    Raises:
+        OutOfMemory, UsageError (a quantised V cache without flash attention), EngineError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_batch: int = 512,
+        n_seq: int = 1,
+        threads: int | None = None,
+        threads_batch: int | None = None,
+        flash_attn: str = "auto",
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+    ) -> None:
+        self._lib = library.load()
+        self.model = model
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = -(-n_ctx // _CELLS) * _CELLS
+        params.n_batch = min(n_batch, params.n_ctx)
+        params.n_ubatch = params.n_batch
+        params.n_seq_max = n_seq
+        params.kv_unified = True
+        params.n_threads = threads or default_threads()
+        params.n_threads_batch = threads_batch or params.n_threads
+        params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
+        params.type_k = CACHE_TYPES[cache_type_k]
+        params.type_v = CACHE_TYPES[cache_type_v]
+        self._handle = self._open(params)
+        self._memory = self._lib.llama_get_memory(self._handle)
+        self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
+        self.n_batch = int(self._lib.llama_n_batch(self._handle))
+        self.n_seq = n_seq
+        self.n_vocab = model.n_vocab
+        self._batch = _Batch(self._lib, self.n_batch, n_seq)
+        self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
+        self.seconds = 0.0
+        self.rollback: Rollback = self._probe_rollback()
+
+    def _open(self, params: Any) -> Any:
+        library.forget_log()
+        handle = self._lib.llama_init_from_model(self.model.handle, params)
+        if handle:
+            return handle
+        errors = " ".join(library.recent_errors())
+        if "V cache quantization requires" in errors:
+            raise UsageError(
+                "A quantised V cache needs flash attention.", "Use -fa on, or -ctv f16."
+            )
+        raise OutOfMemory(
+            f"Not enough memory for a context of {params.n_ctx} tokens ({errors or 'no reason'}).",
+            "Try a smaller context (-c).",
+        )
+
+    def _probe_rollback(self) -> Rollback:
+        """Two dummy tokens, one dropped: also warms the weights up."""
+        self.decode([0, 0], [0, 1], [(0,), (0,)], [False, True])
+        free = self.truncate(0, 1)
+        self._lib.llama_memory_clear(self._memory, True)
+        return "free" if free else "checkpoint"
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> NDArray[np.float32]:
+        """Decode one batch and wait for it.
+
+        Args:
+            tokens, positions, sequences, outputs: per token its id, its position in its sequences,
+                the sequence ids it belongs to, and whether its logits are wanted.
+
+        Returns:
+            float32 [sum(outputs), n_vocab] in batch order: a view, valid until the next decode.
+
+        Raises:
+            EngineError: llama.cpp refused; cells of this batch may be left behind (`truncate`).
+        """
+        self._batch.fill(tokens, positions, sequences, outputs)
+        library.forget_log()
+        started = time.perf_counter()
+        status = self._lib.llama_decode(self._handle, self._batch.struct)
+        rows = self._logits(sum(outputs)) if status == 0 else None
+        self.seconds += time.perf_counter() - started
+        if rows is None:
+            raise EngineError(_reason(status))
+        return rows
+
+    def _logits(self, count: int) -> NDArray[np.float32]:
+        if count == 0:
+            self._lib.llama_synchronize(self._handle)
+            return np.empty((0, self.n_vocab), np.float32)
+        pointer = self._lib.llama_get_logits(self._handle)
+        buffer = (ctypes.c_float * (count * self.n_vocab)).from_address(
+            ctypes.addressof(pointer.contents)
+        )
+        return np.frombuffer(buffer, np.float32).reshape(count, self.n_vocab)
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Drop the cells of `seq` at positions >= length; False where the memory cannot."""
+        return bool(self._lib.llama_memory_seq_rm(self._memory, seq, length, -1))
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` share all cells of `source` (no copy: the cache is unified)."""
+        self._lib.llama_memory_seq_rm(self._memory, target, -1, -1)
+        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def drop(self, seq: int) -> None:
+        """Forget a sequence altogether."""
+        self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+
+    def length(self, seq: int) -> int:
+        """Tokens of `seq` in the cache."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
+
+    def save(self, seq: int) -> None:
+        """Remember the recurrent state of `seq` (one per sequence), for `restore`."""
+        size = self._lib.llama_state_seq_get_size_ext(self._handle, seq, _PARTIAL_ONLY)
+        buffer = (ctypes.c_uint8 * size)()
+        self._lib.llama_state_seq_get_data_ext(self._handle, buffer, size, seq, _PARTIAL_ONLY)
+        self._saved[seq] = buffer
+
+    def restore(self, seq: int, length: int) -> None:
+        """Go back to the saved state, taken when `seq` had `length` tokens."""
+        buffer = self._saved[seq]
+        read = self._lib.llama_state_seq_set_data_ext(
+            self._handle, buffer, len(buffer), seq, _PARTIAL_ONLY
+        )
+        if read == 0 or not self.truncate(seq, length):
+            raise EngineError("llama.cpp could not restore a saved state of this model.")
+
+    def close(self) -> None:
+        """Free the cache. The model stays loaded."""
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
+
+
+class _Batch:
+    """A llama_batch over numpy memory, refilled for every decode."""
+
+    def __init__(self, lib: Any, capacity: int, n_seq: int) -> None:
+        self.capacity = capacity
+        self._token = np.zeros(capacity, np.int32)
+        self._position = np.zeros(capacity, np.int32)
+        self._count = np.ones(capacity, np.int32)
+        self._seq = np.zeros((capacity, n_seq), np.int32)
+        self._output = np.zeros(capacity, np.int8)
+        rows = self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.strides[0]
+        self._rows = rows.astype(np.uint64)
+        struct = lib.llama_batch()
+        for name, array in (
+            ("token", self._token),
+            ("pos", self._position),
+            ("n_seq_id", self._count),
+            ("seq_id", self._rows),
+            ("logits", self._output),
+        ):
+            kind = next(kind for field, kind in struct._fields_ if field == name)
+            setattr(struct, name, ctypes.cast(array.ctypes.data, kind))
+        self.struct = struct
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> None:
+        """Write the batch; too large a one would abort the process inside llama.cpp."""
+        count = len(tokens)
+        if not 0 < count <= self.capacity:
+            raise EngineError(f"A batch of {count} tokens; this context takes 1..{self.capacity}.")
+        self._token[:count] = tokens
+        self._position[:count] = positions
+        self._output[:count] = outputs
+        for index, ids in enumerate(sequences):
+            self._count[index] = len(ids)
+            self._seq[index, : len(ids)] = ids
+        self.struct.n_tokens = count
+
+
+def default_threads() -> int:
+    """Physical cores this process may use: more threads than cores only wait for each other."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(psutil.cpu_count(logical=False) or 1, allowed or 1))
+
+
+def _reason(status: int) -> str:
+    if status == _NO_SLOT:
+        return "The KV cache has no room for this batch."
+    if status == _ABORTED:
+        return "llama.cpp stopped in the middle of a batch."
+    errors = " ".join(library.recent_errors())
+    return f"llama.cpp could not decode a batch (status {status}): {errors or 'no reason given'}."

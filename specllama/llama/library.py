@@ -1,0 +1,153 @@
+"""Loading llama.cpp: its log kept quiet but remembered, and a CPU that lies about AMX survived."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import platformdirs
+
+_LOG_LINES = 200
+_ERROR_LEVEL = 3
+_log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
+_kept: list[Any] = []  # a ctypes callback dies with its last reference
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Import llama.cpp's bindings once, with its log captured (see `recent_errors`)."""
+    from llama_cpp import llama_cpp
+
+    callback = llama_cpp.llama_log_callback(_remember)
+    _kept.append(callback)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    module: ModuleType = llama_cpp
+    return module
+
+
+def _remember(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    _log.append((level, text.decode("utf-8", "replace").strip()))
+
+
+def recent_errors(count: int = 3) -> list[str]:
+    """llama.cpp's latest error lines, oldest first."""
+    return [line for level, line in _log if level == _ERROR_LEVEL and line][-count:]
+
+
+def forget_log() -> None:
+    """Start a fresh log, before a call whose errors are to be reported."""
+    _log.clear()
+
+
+def system_info() -> str:
+    """llama.cpp's own line about the CPU features it was built with."""
+    return str(load().llama_print_system_info().decode())
+
+
+@functools.cache
+def repacking_works() -> bool:
+    """Whether weights may be repacked for this CPU's matrix units.
+
+    A CPU can advertise AMX while its hypervisor keeps it disabled; llama.cpp then dies with a
+    signal on its first batch. Where the build uses AMX, a child process tries it once per build and
+    machine; the answer is remembered on disk.
+    """
+    info = system_info()
+    if "AMX_INT8 = 1" not in info:
+        return True
+    memo = Path(platformdirs.user_cache_dir("specllama")) / "amx.json"
+    key = hashlib.sha256(f"{info}{_cpu_name()}".encode()).hexdigest()[:16]
+    known = _read_memo(memo)
+    if key not in known:
+        known[key] = survives([sys.executable, "-m", "specllama.llama.probe"])
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        memo.write_text(json.dumps(known))
+    return known[key]
+
+
+def _read_memo(path: Path) -> dict[str, bool]:
+    try:
+        memo = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return memo if isinstance(memo, dict) else {}
+
+
+def survives(command: list[str], timeout_s: float = 120.0) -> bool:
+    """Run a command in a child process; False when a signal killed it or it hung."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode >= 0
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def devices() -> list[dict[str, str]]:
+    """The compute devices llama.cpp sees: name, description."""
+    ggml = _ggml()
+    found = []
+    for index in range(ggml.ggml_backend_dev_count()):
+        device = ggml.ggml_backend_dev_get(index)
+        found.append(
+            {
+                "name": ggml.ggml_backend_dev_name(device).decode(),
+                "description": ggml.ggml_backend_dev_description(device).decode(),
+            }
+        )
+    return found
+
+
+def device_handle(name: str) -> int | None:
+    """llama.cpp's handle of a device by name ("CUDA0", "Metal", "CPU"), None when there is none."""
+    handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
+    return handle
+
+
+@functools.cache
+def _ggml() -> ctypes.CDLL:
+    """ggml's device functions, which llama-cpp-python does not bind."""
+    load()
+    from llama_cpp._ggml import libggml
+
+    library: ctypes.CDLL = libggml
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+    library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
+    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
+        function.restype = ctypes.c_char_p
+        function.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def describe() -> dict[str, Any]:
+    """Facts about the llama.cpp in use, for `specllama doctor`."""
+    import llama_cpp
+
+    library = load()
+    return {
+        "llama_cpp_python": llama_cpp.__version__,
+        "llama_cpp": library.llama_version().decode(),
+        "system_info": system_info(),
+        "gpu_offload": bool(library.llama_supports_gpu_offload()),
+        "devices": devices(),
+        "repacking_works": repacking_works(),
+    }

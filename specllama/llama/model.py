@@ -1,0 +1,230 @@
+"""A loaded GGUF model and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specllama.errors import EngineError, ModelNotFound, NotAModel, OutOfMemory, UsageError
+from specllama.llama import library
+
+Progress = Callable[[float], None]
+
+_MEMORY_WORDS = ("out of memory", "failed to allocate", "unable to allocate", "bad_alloc")
+_SPLIT_NONE = 0
+
+
+class Model:
+    """Weights and vocabulary of one GGUF file (or the first of its shards).
+
+    Args:
+        gpu_layers: layers to offload; -1 is all.
+        main_gpu: the device that holds the model when it is not split.
+        tensor_split: share of each device; empty leaves it to llama.cpp.
+        device: load on this device alone ("CUDA1", "Metal", "CPU").
+        repack: let llama.cpp repack weights for the CPU; None asks `library.repacking_works`.
+        on_progress: called with 0..1 while loading.
+
+    Raises:
+        ModelNotFound, NotAModel, OutOfMemory, UsageError (unknown device).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        gpu_layers: int = -1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] = (),
+        device: str | None = None,
+        repack: bool | None = None,
+        on_progress: Progress | None = None,
+    ) -> None:
+        if not path.is_file():
+            raise ModelNotFound(f"Model file not found: {path}.")
+        self.path = path
+        self._lib = library.load()
+        self._keep: list[Any] = []
+        params = self._params(gpu_layers, main_gpu, tensor_split, device, on_progress)
+        params.use_extra_bufts = library.repacking_works() if repack is None else repack
+        self.handle = self._load(params)
+        self.vocabulary = LlamaVocabulary(self._lib, self.handle)
+
+    def _params(
+        self,
+        gpu_layers: int,
+        main_gpu: int,
+        tensor_split: Sequence[float],
+        device: str | None,
+        on_progress: Progress | None,
+    ) -> Any:
+        params = self._lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
+        params.main_gpu = main_gpu
+        if tensor_split:
+            params.tensor_split = self._hold(_tensor_split(self._lib, tensor_split))
+        if device is not None:
+            params.devices = self._devices(device)
+            params.split_mode = _SPLIT_NONE
+            params.main_gpu = 0
+        if on_progress is not None:
+            params.progress_callback = self._hold(
+                self._lib.llama_progress_callback(_progress(on_progress))
+            )
+        return params
+
+    def _hold(self, thing: Any) -> Any:
+        """Keep memory alive that llama.cpp points into."""
+        self._keep.append(thing)
+        return thing
+
+    def _devices(self, name: str) -> Any:
+        handle = library.device_handle(name)
+        if handle is None:
+            names = ", ".join(device["name"] for device in library.devices())
+            raise UsageError(f"No device called {name}.", f"llama.cpp sees: {names}.")
+        listing = self._hold((ctypes.c_void_p * 2)(handle, None))
+        return ctypes.cast(listing, ctypes.c_void_p)
+
+    def _load(self, params: Any) -> Any:
+        library.forget_log()
+        handle = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if handle:
+            return handle
+        errors = " ".join(library.recent_errors())
+        if any(word in errors.lower() for word in _MEMORY_WORDS):
+            raise OutOfMemory(
+                f"Not enough memory to load {self.path.name}.",
+                "Try a smaller quantisation, or fewer GPU layers (-ngl).",
+            )
+        raise NotAModel(f"llama.cpp cannot load {self.path}: {errors or 'no reason given'}.")
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of the output layer: the width of a row of logits."""
+        return self.vocabulary.size
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Context length the model was trained for, in tokens."""
+        return int(self._lib.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(self._lib.llama_model_size(self.handle))
+
+    @property
+    def can_generate(self) -> bool:
+        """False for encoders and embedding models."""
+        return bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(
+            self._lib.llama_model_has_encoder(self.handle)
+        )
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value as text, None when the key is absent."""
+        buffer = ctypes.create_string_buffer(1 << 12)
+        length = self._lib.llama_model_meta_val_str(
+            self.handle, key.encode(), ctypes.cast(buffer, ctypes.c_char_p), len(buffer)
+        )
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+    def close(self) -> None:
+        """Free the weights. Contexts of this model must be closed before."""
+        if self.handle:
+            self._lib.llama_model_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LlamaVocabulary:
+    """text/vocabulary.py's protocol over a loaded model."""
+
+    def __init__(self, lib: Any, model: Any) -> None:
+        self._lib = lib
+        self._vocab = lib.llama_model_get_vocab(model)
+        self.size = int(lib.llama_vocab_n_tokens(self._vocab))
+        self.bos = _optional(lib.llama_vocab_bos(self._vocab))
+        self.eos = _optional(lib.llama_vocab_eos(self._vocab))
+        self.add_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
+        template = lib.llama_model_chat_template(model, None)
+        self.chat_template: str | None = template.decode() if template else None
+        self._buffer = ctypes.create_string_buffer(256)
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+
+    def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        """Ids of a text; `special` reads control tokens written in it as such."""
+        raw = text.encode("utf-8", "surrogatepass")
+        room = len(raw) + 2
+        while True:
+            ids = (self._lib.llama_token * room)()
+            count = self._lib.llama_tokenize(
+                self._vocab, raw, len(raw), ids, room, add_bos, special
+            )
+            if count >= 0:
+                return list(ids[:count])
+            if -count <= room:
+                raise EngineError("llama.cpp cannot tokenise this text.")
+            room = -count
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Bytes of a token; control tokens are empty unless `special`."""
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._read_piece(token, special)
+        return known
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        while True:
+            size = len(self._buffer)
+            length = self._lib.llama_token_to_piece(
+                self._vocab, token, self._buffer, size, 0, special
+            )
+            if length >= 0:
+                return self._buffer.raw[:length]
+            self._buffer = ctypes.create_string_buffer(-length)
+
+    def text_of(self, token: int) -> str:
+        """The token as written in the vocabulary ("<|im_end|>")."""
+        raw = self._lib.llama_vocab_get_text(self._vocab, token)
+        return raw.decode("utf-8", "replace") if raw else ""
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation (any of them, not only EOS)."""
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, never text."""
+        return bool(self._lib.llama_vocab_is_control(self._vocab, token))
+
+
+def _optional(token: int) -> int | None:
+    return int(token) if token >= 0 else None
+
+
+def _progress(report: Progress) -> Callable[[float, Any], bool]:
+    def callback(share: float, _user_data: Any) -> bool:
+        report(share)
+        return True
+
+    return callback
+
+
+def _tensor_split(lib: Any, shares: Sequence[float]) -> Any:
+    count = int(lib.llama_max_devices())
+    if len(shares) > count:
+        raise UsageError(f"tensor_split has {len(shares)} parts; llama.cpp takes at most {count}.")
+    return (ctypes.c_float * count)(*shares)

@@ -1,0 +1,135 @@
+"""How much to draft, and with what: drafting is an investment that is measured.
+
+A proposal of k tokens is worth its expected tokens per expected second, and 0 tokens (plain
+decoding) is always a candidate. A chain is continued while the next token is expected to pay for
+itself at the current rate (an optimal-stopping rule for renewal rewards). Losses are bounded: a
+sequence that has lost more than its budget against plain decoding decodes plainly, with rare probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.scheduling.acceptance import Acceptance
+from specllama.scheduling.costs import Costs
+
+BUDGET_SHARE = 0.02
+BUDGET_S = 0.02
+_FIRST_PROBE = 16
+_LAST_PROBE = 256
+_PROBE_TOKENS = 2
+
+
+class Scheduler:
+    """What one engine has learned about costs and acceptance."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self._acceptance: dict[str, Acceptance] = {}
+
+    def acceptance(self, name: str) -> Acceptance:
+        """The estimates of a drafter."""
+        return self._acceptance.setdefault(name, Acceptance())
+
+    def plain_rate(self) -> float:
+        """Tokens per second without drafts."""
+        return 1.0 / self.costs.target_s(1)
+
+    def best_length(self, name: str, limit: int) -> tuple[int, float]:
+        """The chain length up to `limit` with the most tokens per second, and that rate."""
+        best, best_rate = 0, self.plain_rate()
+        tokens, survival = 1.0, 1.0
+        acceptance, draft_s = self.acceptance(name), self.costs.draft_s(name)
+        for length in range(1, limit + 1):
+            survival *= acceptance.at_depth(length - 1)
+            tokens += survival
+            rate = tokens / (self.costs.target_s(1 + length) + length * draft_s)
+            if rate > best_rate:
+                best, best_rate = length, rate
+        return best, best_rate
+
+
+class Account:
+    """One sequence's gains and losses against plain decoding."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._elapsed = 0.0
+        self._plain = 0.0
+        self._idle_rounds = 0
+        self._next_probe = _FIRST_PROBE
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the time lost so far is less than what may be lost."""
+        return self._elapsed - self._plain <= BUDGET_SHARE * self._plain + BUDGET_S
+
+    def allowance(self, names: Sequence[str], limit: int) -> int:
+        """How many tokens may be drafted now: 0 for plain, few for a probe.
+
+        Args:
+            names: the drafters this sequence may use.
+            limit: the most tokens there is room for.
+        """
+        if not self._scheduler.costs.known or not self.within_budget:
+            return 0
+        if any(self._scheduler.best_length(name, limit)[0] for name in names):
+            self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
+            return limit
+        self._idle_rounds += 1
+        if self._idle_rounds < self._next_probe:
+            return 0
+        self._idle_rounds, self._next_probe = 0, min(2 * self._next_probe, _LAST_PROBE)
+        return min(limit, _PROBE_TOKENS)
+
+    def settle(self, seconds: float, n_emitted: int) -> None:
+        """Book one round of this sequence."""
+        if self._scheduler.costs.known:
+            self._elapsed += seconds
+            self._plain += n_emitted * self._scheduler.costs.target_s(1)
+
+
+class Stopping:
+    """Decides, token by token, whether a chain goes on; remembers the confidences it saw.
+
+    Args:
+        rate: tokens per second that the time could earn otherwise.
+        p_min: end the chain where the draft's top probability is below this.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str, rate: float, p_min: float) -> None:
+        self._costs = scheduler.costs
+        self._acceptance = scheduler.acceptance(name)
+        self._draft_s = scheduler.costs.draft_s(name)
+        self._rate = rate
+        self._p_min = p_min
+        self._survival = 1.0
+        self.confidences: list[float] = []
+
+    def go_on(self, drafted: int, confidence: float | None) -> bool:
+        """See `drafting.protocol.Want.go_on`."""
+        longer = self._costs.target_s(drafted + 2) - self._costs.target_s(drafted + 1)
+        if confidence is None:
+            chance = self._acceptance.at_depth(drafted)
+            return self._survival * chance > self._rate * (longer + self._draft_s)
+        chance = self._acceptance.at_confidence(confidence)
+        if confidence < self._p_min or self._survival * chance <= self._rate * longer:
+            return False
+        self._survival *= chance
+        self.confidences.append(confidence)
+        return True
+
+
+class FixedLength:
+    """Always the full length (`--no-adaptive`), but for `p_min`."""
+
+    def __init__(self, p_min: float) -> None:
+        self._p_min = p_min
+        self.confidences: list[float] = []
+
+    def go_on(self, drafted: int, confidence: float | None) -> bool:
+        """See `drafting.protocol.Want.go_on`."""
+        if confidence is None:
+            return True
+        self.confidences.append(confidence)
+        return confidence >= self._p_min
