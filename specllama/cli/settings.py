@@ -96,6 +96,8 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 )
 """All settings. -1 means "no limit" for max_tokens and "draw one" for seed, as in llama.cpp."""
 
+_BY_FIELD = {key.field: name for name, key in KEYS.items() if key.owner is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -132,12 +134,15 @@ class Settings:
 
 
 def load(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Merge all sources. `flags` holds what the command line gave, by name; None is "not given".
+    """Merge all sources. `flags` holds what the command line gave; None is "not given".
+
+    A flag goes by its name here or by the name of the option field it fills (`temp` is
+    `temperature`).
 
     Raises:
         UsageError: an unknown key, a wrong type or a value out of range; names the source and key.
     """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    given = {_BY_FIELD.get(name, name): v for name, v in (flags or {}).items() if v is not None}
     layers = [
         _checked(given, "flag"),
         _environment(),

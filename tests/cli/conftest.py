@@ -22,7 +22,7 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home, a HF cache and a working directory of the test's own, and no settings from outside."""
+    """A home and a working directory of the test's own, and no settings from outside."""
     for variable in [name for name in os.environ if name.startswith("SPECLLAMA_")]:
         monkeypatch.delenv(variable)
     for folder in ("home", "work"):
