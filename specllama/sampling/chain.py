@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import EngineError
-from specllama.sampling.distribution import Distribution, FloatArray, IntArray
+from specllama.sampling.distribution import Distribution, IntArray
 from specllama.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -97,7 +97,8 @@ def logprob(logits: Row, token: int) -> float:
     """Natural log-probability of one token under the softmax of a raw row, float32 [n_vocab]."""
     top = logits.max()
     # pairwise float32 summation of non-negative terms: a relative error of about 1e-7
-    total = float(np.exp(logits - top).sum())
+    shifted = logits - top
+    total = float(np.exp(shifted, out=shifted).sum())
     return float(logits[token]) - float(top) - math.log(total)
 
 
@@ -119,16 +120,13 @@ def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
     columns = len(values) // _BLOCK
     if count > columns // 4:
         return np.flatnonzero(values >= _kth_largest(values, count))
-    # `count` columns hold a value >= the count-th largest column maximum, so it bounds the
-    # count-th largest value from below, and only those columns (and the tail) can hold the rest.
-    table = values[: columns * _BLOCK].reshape(_BLOCK, columns)
-    maxima = table.max(axis=0)
-    chosen = np.flatnonzero(maxima >= _kth_largest(maxima, count))
-    places = (np.arange(_BLOCK)[:, None] * columns + chosen).ravel()
-    places = np.concatenate((places, np.arange(columns * _BLOCK, len(values))))
-    candidates = values[places]
-    found: IntArray = np.sort(places[candidates >= _kth_largest(candidates, count)])
-    return found
+    # The count-th largest of the block maxima cannot exceed the count-th largest value. Blocks
+    # are columns of a table, since a maximum over rows is one vector instruction a row.
+    maxima = values[: columns * _BLOCK].reshape(_BLOCK, columns).max(axis=0)
+    found = np.flatnonzero(values >= _kth_largest(maxima, count))
+    candidates = values[found]
+    enough: IntArray = found[candidates >= _kth_largest(candidates, count)]
+    return enough
 
 
 def _kth_largest(values: NDArray[np.floating], count: int) -> np.floating:
@@ -218,10 +216,12 @@ def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: flo
     size = _FIRST_PREFIX
     while True:
         found = _at_least_largest(keys, size)
-        order = found[np.argsort(-keys[found], kind="stable")]
-        reached: FloatArray = np.cumsum(weights[order], dtype=np.float64)
+        likely = keys[found]
+        falling = np.argsort(-likely)
+        reached = np.cumsum(weights[found][falling], dtype=np.float64)
         if reached[-1] >= mass or len(found) == len(keys):
             break
         size *= 16
     count = int(np.searchsorted(reached, mass)) + 1
-    return np.sort(order[:count])
+    kept: IntArray = found[largest(likely, count)]
+    return kept

@@ -30,14 +30,16 @@ class Distribution:
     @classmethod
     def from_weights(cls, ids: NDArray[Any], weights: NDArray[Any]) -> Distribution | None:
         """Normalise weights >= 0 over rising ids; None when nothing is left."""
-        weights = np.asarray(weights, np.float64)
-        total = weights.sum()
+        probs = np.array(weights, np.float64)
+        total = probs.sum()
         if not total > 0.0:
             return None
-        kept = weights > 0.0
-        if kept.all():
-            return cls(np.asarray(ids, np.int64), weights / total)
-        return cls(np.asarray(ids, np.int64)[kept], weights[kept] / total)
+        probs /= total
+        ids = np.asarray(ids, np.int64)
+        if probs.min() > 0.0:
+            return cls(ids, probs)
+        kept = probs > 0.0
+        return cls(ids[kept], probs[kept])
 
     @classmethod
     def point(cls, token: int) -> Distribution:
@@ -52,8 +54,20 @@ class Distribution:
 
     def at(self, tokens: IntArray) -> FloatArray:
         """Probabilities of many tokens, float64 of the same shape."""
-        place = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
-        return np.where(self.ids[place] == tokens, self.probs[place], 0.0)
+        if tokens is self.ids:
+            return self.probs
+        place, found = self.places(tokens)
+        return np.where(found, self.probs[place], 0.0)
+
+    def places(self, tokens: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Where tokens stand in `ids`, and whether they do; elsewhere the place is arbitrary."""
+        last = len(self.ids) - 1
+        if self.ids[last] - self.ids[0] == last:
+            # without gaps (an untruncated law) the place of an id needs no search
+            place = np.clip(tokens - self.ids[0], 0, last)
+        else:
+            place = np.minimum(np.searchsorted(self.ids, tokens), last)
+        return place, self.ids[place] == tokens
 
     def top(self, count: int) -> list[int]:
         """The `count` most probable tokens, most probable first, ties by rising id."""
@@ -82,4 +96,11 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
 
 def residual_weights(target: Distribution, draft: Distribution, scale: float = 1.0) -> FloatArray:
     """(scale * p_target - p_draft)+ over the target's ids, float64 [len(target.ids)]."""
-    return np.maximum(scale * target.probs - draft.at(target.ids), 0.0)
+    weights = target.probs * scale
+    if len(draft.ids) < len(target.ids):
+        place, found = target.places(draft.ids)
+        weights[place[found]] -= draft.probs[found]
+    else:
+        weights -= draft.at(target.ids)
+    np.maximum(weights, 0.0, out=weights)
+    return weights

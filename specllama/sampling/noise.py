@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from specllama.sampling.distribution import Distribution, FloatArray, IntArray
 
 _MASK = 2**64 - 1
-# The multipliers of the 64-bit finaliser "moremur" (P. Evensen), and odd constants with balanced
-# bits that keep the three coordinates of the key apart.
+# The multipliers of P. Evensen's 64-bit finaliser "moremur", and odd constants with balanced bits.
 _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
-_SEED_STEP, _POSITION_STEP, _TOKEN_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
+_SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+# Ids handled at a time: the passes stay in the cache, and no call allocates megabytes.
+_CHUNK = 1 << 15
+# Laws up to this size take a logarithm of every element without asking which ones matter.
+_FEW = 512
 
 
 class SharedNoise:
@@ -33,42 +36,29 @@ class SharedNoise:
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
-        if len(law.ids) == 1:
-            return int(law.ids[0])
-        return int(law.ids[np.argmin(self.exponentials(law.ids, position) / law.probs)])
+        return self.children(law, position, 1)[0]
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """The `count` tokens with the largest log-probability plus noise, best first.
 
         This is a sample without replacement (Gumbel top-k, Kool et al. 2019) whose first element
-        is what `pick` would give.
+        is what `pick` gives. With E exponential, -log E is Gumbel noise, so that the largest
+        log p + g is the smallest E / p.
         """
-        if count == 1 or len(law.ids) == 1:
-            return [self.pick(law, position)]
-        return _smallest(law.ids, self.exponentials(law.ids, position) / law.probs, count)
-
-    def exponentials(self, ids: IntArray, position: int) -> FloatArray:
-        """Independent standard exponentials of the ids, float64 [n], all above 0.
-
-        With E exponential, -log E is Gumbel: argmax(log p - log E) is argmin(E / p).
-        """
-        uniforms: FloatArray = self.uniforms(ids, position)
-        np.log(uniforms, out=uniforms)
-        return np.negative(uniforms, out=uniforms)
+        if len(law.ids) == 1:
+            return [int(law.ids[0])]
+        key = self._position_key(position)
+        slices = [slice(start, start + _CHUNK) for start in range(0, len(law.ids), _CHUNK)]
+        parts = [_contenders(law.ids[part], law.probs[part], key, count) for part in slices]
+        ids = np.concatenate([part[0] for part in parts])
+        return _smallest(ids, np.concatenate([part[1] for part in parts]), count)
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
-        """Independent uniforms of the open interval (0, 1), float64 [n]."""
-        key = np.uint64(_mix(self._key + position * _POSITION_STEP & _MASK))
-        bits = ids.astype(np.uint64)
-        bits *= np.uint64(_TOKEN_STEP)
-        bits += key
-        _mix_in_place(bits)
-        # 52 bits, not 53: adding a half stays exact, so that 1 is never reached
-        bits >>= np.uint64(12)
-        uniforms = bits.astype(np.float64)
-        uniforms += 0.5
-        uniforms *= 2.0**-52
-        return uniforms
+        """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
+        return _uniforms(ids, self._position_key(position))
+
+    def _position_key(self, position: int) -> np.uint64:
+        return np.uint64(_mix(self._key + position * _POSITION_STEP & _MASK))
 
 
 class RandomStream:
@@ -90,9 +80,7 @@ class RandomStream:
         """Draw a token; the position does not matter."""
         if len(law.ids) == 1:
             return int(law.ids[0])
-        reached = np.cumsum(law.probs)
-        place = int(np.searchsorted(reached, self._random.random() * reached[-1], "right"))
-        return int(law.ids[min(place, len(law.ids) - 1)])
+        return int(law.ids[_inverse(law.probs, self._random.random())])
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
@@ -112,13 +100,65 @@ class GreedyDrafts(RandomStream):
         return law.top(count)
 
 
+def _contenders(
+    ids: IntArray, probs: FloatArray, key: np.uint64, count: int
+) -> tuple[IntArray, FloatArray]:
+    """Ids and scores E / p that hold at least the `count` smallest scores, ids rising."""
+    uniforms = _uniforms(ids, key)
+    if len(ids) > _FEW:
+        # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
+        floors = uniforms / probs
+        first = _lowest(floors, count)
+        near = np.flatnonzero(floors <= (_exponential(uniforms[first]) / probs[first]).max())
+        ids, probs, uniforms = ids[near], probs[near], uniforms[near]
+    return ids, _exponential(uniforms) / probs
+
+
+def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
+    """Uniforms of the open interval (0, 1): the top 52 bits of a hash of key + id, plus a half.
+
+    A 53rd bit would make the addition of the half round, at worst to 1.
+    """
+    bits = _mixed(ids.view(np.uint64) + key)
+    bits >>= np.uint64(12)
+    uniforms = bits.view(np.int64).astype(np.float64)
+    uniforms += 0.5
+    uniforms *= 2.0**-52
+    return uniforms
+
+
 def _smallest(ids: IntArray, scores: FloatArray, count: int) -> list[int]:
     """The ids of the `count` smallest scores, smallest first, ties by lowest id."""
-    chosen = np.arange(len(ids))
-    if count < len(ids):
-        chosen = np.flatnonzero(scores <= np.partition(scores, count - 1)[count - 1])
+    if count == 1:
+        return [int(ids[np.argmin(scores)])]
+    chosen = _lowest(scores, count)
     order = chosen[np.argsort(scores[chosen], kind="stable")][:count]
     return [int(token) for token in ids[order]]
+
+
+def _lowest(scores: FloatArray, count: int) -> IntArray:
+    """Positions, rising, of every score not above the `count`-th smallest."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    edge = scores.min() if count == 1 else np.partition(scores, count - 1)[count - 1]
+    return np.flatnonzero(scores <= edge)
+
+
+def _inverse(probs: FloatArray, uniform: float) -> int:
+    """The position where the running sum of `probs` passes `uniform` of its total."""
+    blocks = np.add.reduceat(probs, np.arange(0, len(probs), _FEW))
+    reached = np.cumsum(blocks)
+    aim = uniform * reached[-1]
+    block = min(int(np.searchsorted(reached, aim, "right")), len(blocks) - 1)
+    aim -= reached[block] - blocks[block]
+    inside = probs[block * _FEW : (block + 1) * _FEW]
+    place = int(np.searchsorted(np.cumsum(inside), aim, "right"))
+    return block * _FEW + min(place, len(inside) - 1)
+
+
+def _exponential(uniforms: FloatArray) -> FloatArray:
+    """Standard exponentials, rising with the uniforms and never below them."""
+    return -np.log1p(-uniforms)
 
 
 def _mix(bits: int) -> int:
@@ -127,10 +167,11 @@ def _mix(bits: int) -> int:
     return bits ^ bits >> 27
 
 
-def _mix_in_place(bits: NDArray[np.uint64]) -> None:
-    """`_mix` of every element."""
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix` of every element, in place."""
     bits ^= bits >> np.uint64(27)
     bits *= np.uint64(_MIX_FIRST)
     bits ^= bits >> np.uint64(33)
     bits *= np.uint64(_MIX_SECOND)
     bits ^= bits >> np.uint64(27)
+    return bits
