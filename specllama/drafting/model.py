@@ -33,6 +33,11 @@ class ModelDrafter:
         self._n_shared = backend.n_vocab if n_shared is None else n_shared
         self._never = np.array(sorted(never), np.int64)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds spent inside the draft model's calls so far."""
+        return self._cache.backend.seconds
+
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Catch up with each sequence's ids, then draft for all of them in step."""
         chains = [_Chain(want) for want in wants]
@@ -46,26 +51,35 @@ class ModelDrafter:
             live = [c for c, row in zip(live, rows, strict=True) if self._draw(c, row)]
         return [chain.proposal(self.name) for chain in chains]
 
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt, all but its last token."""
+        if self._hold_prefix(key, ids):
+            self._cache.fill(key, ids[:-1])
+
+    def _hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
+        """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
+        if len(ids) >= self._cache.backend.n_ctx:
+            return False
+        if self._cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
+            self._cache.truncate(key, len(ids) - 1)
+        self._agreed[key] = len(ids)
+        return max(ids[self._cache.length(key) :]) < self._n_shared
+
     def _catch_up(self, chain: _Chain) -> bool:
         """Leave at most one batch of ids pending; False where the draft cannot follow."""
         want, cache = chain.want, self._cache
-        if len(want.ids) + want.limit > cache.backend.n_ctx:
-            return False
-        held = cache.keep_prefix(want.key, want.ids, self._agreed.get(want.key, 0))
-        if held == len(want.ids):
-            cache.truncate(want.key, held - 1)
-        if max(want.ids[cache.length(want.key) :]) >= self._n_shared:
+        room = cache.backend.n_ctx - len(want.ids)
+        if room < want.limit or not self._hold_prefix(want.key, want.ids):
             return False
         if len(want.ids) - cache.length(want.key) > cache.backend.n_batch:
             cache.fill(want.key, want.ids[:-1])
-        self._agreed[want.key] = len(want.ids)
         chain.pending = list(want.ids[cache.length(want.key) :])
         return True
 
     def _guard(self, chains: Sequence[_Chain]) -> None:
         """Drafted tokens follow: what came before them must survive a refusal."""
         for chain in chains:
-            self._cache.guard(chain.want.key)
+            self._cache.guard(chain.want.key, chain.want.ids)
 
     def _decode(self, chains: Sequence[_Chain]) -> list[NDArray[np.float32]]:
         """One decode: the pending tokens of every chain, logits of the last ones only.

@@ -55,8 +55,15 @@ class Drafter(Protocol):
     name: str
     free: bool
 
+    @property
+    def seconds(self) -> float:
+        """Seconds spent inside a model's calls so far; 0 for drafters without a model."""
+
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """A proposal per want, in order; an empty one where there is nothing to say."""
+
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt, before the first round of a sequence."""
 
     def rewind(self, key: int, length: int) -> None:
         """The ids of a sequence behind the first `length` are no longer what they were."""

@@ -46,6 +46,9 @@ class Backend(Protocol):
     def drop(self, seq: int) -> None:
         """Forget a sequence."""
 
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence in the cache."""
+
     def save(self, seq: int) -> None:
         """Remember the state of a sequence that cannot be truncated."""
 
@@ -86,9 +89,13 @@ class TokenCache:
         self.backend.drop(seq)
         return 0
 
-    def guard(self, seq: int) -> None:
-        """Save what a rollback will need, before drafts are decoded behind these tokens."""
+    def guard(self, seq: int, ids: Sequence[int]) -> None:
+        """Before drafts are risked behind `ids`: hold them, and save what a rollback will need.
+
+        Costs nothing where the memory can be truncated.
+        """
         if self.backend.rollback == "checkpoint":
+            self.fill(seq, ids)
             self.backend.save(seq)
             self._saved[seq] = self.length(seq)
 
@@ -134,8 +141,9 @@ class TokenCache:
         self._saved.pop(seq, None)
 
     def repair(self, seq: int) -> None:
-        """Make the backend agree with the mirror after a decode that failed half-way."""
+        """Make backend and mirror agree after a call that was broken off half-way."""
         held = self._tokens.get(seq, [])
+        del held[self.backend.length(seq) :]
         if not self.backend.truncate(seq, len(held)):
             self.backend.drop(seq)
             held.clear()

@@ -1,8 +1,8 @@
 """A context: one KV cache and the decodes that fill it.
 
-The engine needs few things of a model (`engine/backend.py` names them) and this file is where
-llama.cpp provides them. All arrays of the batch are numpy's, filled by slices; logits are views that
-the next decode overwrites.
+The engine needs few things of a model (`llama.cache.Backend` names them), and here llama.cpp provides
+them. All arrays of the batch are numpy's, filled by slices; logits are views that the next decode
+overwrites.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class Context:
         self.n_vocab = model.n_vocab
         self._batch = _Batch(self._lib, self.n_batch, n_seq)
         self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
+        self._rows_address = 0
+        self._rows = np.empty((0, self.n_vocab), np.float32)
         self.seconds = 0.0
         self.rollback: Rollback = self._probe_rollback()
 
@@ -144,10 +146,11 @@ class Context:
             self._lib.llama_synchronize(self._handle)
             return np.empty((0, self.n_vocab), np.float32)
         pointer = self._lib.llama_get_logits(self._handle)
-        buffer = (ctypes.c_float * (count * self.n_vocab)).from_address(
-            ctypes.addressof(pointer.contents)
-        )
-        return np.frombuffer(buffer, np.float32).reshape(count, self.n_vocab)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._rows_address:
+            self._rows = np.ctypeslib.as_array(pointer, (self.n_batch, self.n_vocab))
+            self._rows_address = address
+        return self._rows[:count]
 
     def truncate(self, seq: int, length: int) -> bool:
         """Drop the cells of `seq` at positions >= length; False where the memory cannot."""

@@ -3,12 +3,11 @@
 A proposal of k tokens is worth its expected tokens per expected second, and 0 tokens (plain
 decoding) is always a candidate. A chain is continued while the next token is expected to pay for
 itself at the current rate (an optimal-stopping rule for renewal rewards). Losses are bounded: a
-sequence that has lost more than its budget against plain decoding decodes plainly, with rare probes.
+sequence that has lost more than its budget against plain decoding decodes plainly, with rare
+probes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.costs import Costs
@@ -17,7 +16,7 @@ BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _FIRST_PROBE = 16
 _LAST_PROBE = 256
-_PROBE_TOKENS = 2
+PROBE_TOKENS = 2
 
 
 class Scheduler:
@@ -64,23 +63,22 @@ class Account:
         """Whether the time lost so far is less than what may be lost."""
         return self._elapsed - self._plain <= BUDGET_SHARE * self._plain + BUDGET_S
 
-    def allowance(self, names: Sequence[str], limit: int) -> int:
-        """How many tokens may be drafted now: 0 for plain, few for a probe.
+    @property
+    def may_draft(self) -> bool:
+        """Whether this round may draft at all."""
+        return self._scheduler.costs.known and self.within_budget
 
-        Args:
-            names: the drafters this sequence may use.
-            limit: the most tokens there is room for.
-        """
-        if not self._scheduler.costs.known or not self.within_budget:
-            return 0
-        if any(self._scheduler.best_length(name, limit)[0] for name in names):
-            self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
-            return limit
+    def probe_due(self) -> bool:
+        """Whether a drafter that does not pay gets another try: ever more seldom."""
         self._idle_rounds += 1
         if self._idle_rounds < self._next_probe:
-            return 0
+            return False
         self._idle_rounds, self._next_probe = 0, min(2 * self._next_probe, _LAST_PROBE)
-        return min(limit, _PROBE_TOKENS)
+        return True
+
+    def paid(self) -> None:
+        """Drafting pays again: probe soon when it stops to."""
+        self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
 
     def settle(self, seconds: float, n_emitted: int) -> None:
         """Book one round of this sequence."""
@@ -93,11 +91,15 @@ class Stopping:
     """Decides, token by token, whether a chain goes on; remembers the confidences it saw.
 
     Args:
+        planned: the length that is worth its time on average, for chains of unknown confidence.
         rate: tokens per second that the time could earn otherwise.
         p_min: end the chain where the draft's top probability is below this.
     """
 
-    def __init__(self, scheduler: Scheduler, name: str, rate: float, p_min: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, name: str, planned: int, rate: float, p_min: float
+    ) -> None:
+        self._planned = planned
         self._costs = scheduler.costs
         self._acceptance = scheduler.acceptance(name)
         self._draft_s = scheduler.costs.draft_s(name)
@@ -111,7 +113,9 @@ class Stopping:
         longer = self._costs.target_s(drafted + 2) - self._costs.target_s(drafted + 1)
         if confidence is None:
             chance = self._acceptance.at_depth(drafted)
-            return self._survival * chance > self._rate * (longer + self._draft_s)
+            return drafted < self._planned or self._survival * chance > self._rate * (
+                longer + self._draft_s
+            )
         chance = self._acceptance.at_confidence(confidence)
         if confidence < self._p_min or self._survival * chance <= self._rate * longer:
             return False

@@ -10,7 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -37,6 +38,7 @@ PLAIN_TURNS = """\
 {%- endfor %}
 {% if add_generation_prompt %}Assistant:{% endif %}"""
 
+REMEMBERED_PROMPTS = 256
 OTHER_TEMPLATE = "Give another with --chat-template FILE, or none with --raw."
 
 
@@ -45,8 +47,8 @@ class Message:
     """One turn of a conversation.
 
     Attributes:
-        tokens: the ids a reply was generated as. With them the next prompt repeats the ids that are
-            already in the caches; encoding the text again often gives others.
+        tokens: the ids that a reply was generated as, without the end-of-generation token. With
+            them the next prompt repeats what is in the caches; encoding the text again may not.
 
     Raises:
         UsageError: a role that chat templates do not know, or a content that is not text.
@@ -90,6 +92,7 @@ class ChatTemplate:
         self.eos = eos
         self.is_fallback = False
         self.stops: tuple[str, ...] = ()
+        self.prompt_of = lru_cache(REMEMBERED_PROMPTS)(self._prompt_of)
         try:
             self._template = _environment().from_string(template)
         except TemplateSyntaxError as error:
@@ -137,6 +140,13 @@ class ChatTemplate:
         except Exception as error:
             raise ModelError(f"The chat template fails: {error}.", OTHER_TEMPLATE) from error
 
+    def _prompt_of(self, earlier: tuple[Message, ...]) -> str:
+        """What a reply was generated from: `render`, remembered.
+
+        A chat asks for the same prompts every turn; rendering them anew is quadratic in turns.
+        """
+        return self.render(earlier)
+
     @cached_property
     def takes_system(self) -> bool:
         """Whether a system message shows in the text; some templates refuse it, some drop it."""
@@ -167,29 +177,20 @@ def chat_prompt(
 ) -> list[int]:
     """Ids of a conversation up to where the assistant is to speak.
 
-    They are the ids of the rendered text, encoded in parts: a part ends wherever an assistant
-    spoke, and a reply that carries tokens is taken over token by token as far as their bytes are
-    those of the rendered text. So a prompt begins with the ids of the previous turn's prompt and
-    reply, and the caches keep them. Where a template rewrites the past (drops a reply's reasoning,
-    say), that holds up to the rewritten place.
+    They are the ids of the rendered text, encoded in parts: a part ends where a reply with tokens
+    begins, and these are taken over one by one as far as their bytes are the rendered text's. So
+    a prompt begins with the ids of the previous turn's prompt and reply, and the caches keep them.
+    Where a template rewrites the past (drops a reply's reasoning, say), that holds up to there.
 
     Raises:
         UsageError, ModelError: see `ChatTemplate.render`.
     """
     template = ChatTemplate.of(vocabulary) if template is None else template
     encoder = _Encoder(vocabulary, template.render(messages), template.bos)
-    for index, message in enumerate(messages):
-        if message.role == "assistant":
-            encoder.take_reply(_prompt_of(template, messages[:index]), message.tokens or ())
+    for index, (earlier, message) in enumerate(pairwise(messages), 1):
+        if earlier.role == "user" and message.tokens is not None:
+            encoder.take_reply(template.prompt_of(tuple(messages[:index])), message.tokens)
     return encoder.finish()
-
-
-def _prompt_of(template: ChatTemplate, earlier: Sequence[Message]) -> str | None:
-    """What a reply was generated from, None if the template cannot have let it happen."""
-    try:
-        return template.render(earlier)
-    except (UsageError, ModelError):
-        return None
 
 
 class _Encoder:
@@ -199,19 +200,17 @@ class _Encoder:
         self._vocabulary = vocabulary
         self._adds_space = adds_space_prefix(vocabulary)
         self._add_bos = vocabulary.add_bos and not (bos and text.startswith(bos))
-        self._raw = text.encode()
+        self._raw = _bytes_of(text)
         self._done = 0
         self._ids: list[int] = []
 
-    def take_reply(self, prompt: str | None, tokens: Sequence[int]) -> None:
+    def take_reply(self, prompt: str, tokens: Sequence[int]) -> None:
         """End a part where the reply began, then keep its tokens while they say the same."""
-        if prompt is None:
+        before = _bytes_of(prompt)
+        if len(before) < self._done or not self._raw.startswith(before):
             return
-        start = len(prompt.encode())
-        if start < self._done or not self._raw.startswith(prompt.encode()):
-            return
-        self._encode_up_to(start)
-        kept, end = _same_text(self._vocabulary, tokens, self._raw, start)
+        self._encode_up_to(len(before))
+        kept, end = _same_text(self._vocabulary, tokens, self._raw, len(before))
         self._ids += tokens[:kept]
         self._done = end
 
@@ -220,7 +219,7 @@ class _Encoder:
         return self._ids
 
     def _encode_up_to(self, end: int) -> None:
-        text = self._raw[self._done : end].decode()
+        text = self._raw[self._done : end].decode("utf-8", "surrogatepass")
         if not self._ids:
             self._ids = self._vocabulary.tokenize(text, special=True, add_bos=self._add_bos)
         elif text:
@@ -254,6 +253,11 @@ def _same_text(
         if not _is_inside_character(raw, place):
             kept, end = count, place
     return kept, end
+
+
+def _bytes_of(text: str) -> bytes:
+    # Arguments and files may bring lone surrogates; what becomes of them is the tokenizer's matter.
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _is_inside_character(raw: bytes, place: int) -> bool:

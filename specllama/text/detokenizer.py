@@ -51,6 +51,11 @@ class StreamingDetokenizer:
         self.first_character = self._complete + self._open_characters() - 1
         return text + self._decode(piece[1:])
 
+    @property
+    def holds(self) -> bool:
+        """Whether a character is incomplete."""
+        return self._open_characters() > 0
+
     def flush(self) -> str:
         """End of the tokens: U+FFFD if the last character stayed incomplete, else ""."""
         text = self._decoder.decode(b"", final=True)

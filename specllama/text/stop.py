@@ -36,6 +36,11 @@ class StopMatcher:
         self._state = ROOT
         self._held = ""
 
+    @property
+    def holds(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._held)
+
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is certain not to belong to a stop string, and whether one is complete.
 

@@ -54,6 +54,11 @@ class TextStream:
         # First character of each latest token, back to the last one that is certainly kept.
         self._recent: list[int] = []
 
+    @property
+    def holds(self) -> bool:
+        """Whether some text of the tokens so far is still to come."""
+        return self._detokenizer.holds or self._matcher.holds
+
     def push(self, token: int) -> Piece:
         """Take the next token of the reply."""
         text, stopped = self._matcher.push(self._detokenizer.push(token))

@@ -55,13 +55,20 @@ class Proposal:
         """The child of `node` that carries `token`, or None."""
         return next((c for c in self.children(node) if self.tokens[c] == token), None)
 
-    def depth(self, node: int) -> int:
-        """Tokens on the path from the root to `node`, itself included (ROOT has 0)."""
-        depth = 0
+    def depths(self) -> list[int]:
+        """Per node, the tokens on the path from the root, the node included (first level: 1)."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the first level down to `node`; empty for ROOT."""
+        path: list[int] = []
         while node != ROOT:
+            path.append(self.tokens[node])
             node = self.parents[node]
-            depth += 1
-        return depth
+        return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)

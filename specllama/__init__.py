@@ -1,0 +1,92 @@
+"""Speculative decoding for local GGUF models: faster answers, the target's own words."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specllama.decoder import SpeculativeDecoder, Stream
+    from specllama.errors import (
+        ContextFull,
+        EngineError,
+        HubError,
+        ModelError,
+        ModelNotFound,
+        NotAModel,
+        OutOfMemory,
+        PairMismatch,
+        SpecllamaError,
+        UsageError,
+    )
+    from specllama.options import GenerationParams, ModelOptions
+    from specllama.results import (
+        Generation,
+        SourceStats,
+        SpecStats,
+        StreamEvent,
+        Timings,
+        Usage,
+    )
+    from specllama.sampling.params import SamplingParams
+    from specllama.text.chat import Message
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ContextFull": "errors",
+    "EngineError": "errors",
+    "Generation": "results",
+    "GenerationParams": "options",
+    "HubError": "errors",
+    "Message": "text.chat",
+    "ModelError": "errors",
+    "ModelNotFound": "errors",
+    "ModelOptions": "options",
+    "NotAModel": "errors",
+    "OutOfMemory": "errors",
+    "PairMismatch": "errors",
+    "SamplingParams": "sampling.params",
+    "SourceStats": "results",
+    "SpecStats": "results",
+    "SpecllamaError": "errors",
+    "SpeculativeDecoder": "decoder",
+    "Stream": "decoder",
+    "StreamEvent": "results",
+    "Timings": "results",
+    "Usage": "results",
+    "UsageError": "errors",
+}
+
+__all__ = [
+    "ContextFull",
+    "EngineError",
+    "Generation",
+    "GenerationParams",
+    "HubError",
+    "Message",
+    "ModelError",
+    "ModelNotFound",
+    "ModelOptions",
+    "NotAModel",
+    "OutOfMemory",
+    "PairMismatch",
+    "SamplingParams",
+    "SourceStats",
+    "SpecStats",
+    "SpecllamaError",
+    "SpeculativeDecoder",
+    "Stream",
+    "StreamEvent",
+    "Timings",
+    "Usage",
+    "UsageError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `specllama --help` stays quick."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"specllama.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'specllama' has no attribute {name!r}")

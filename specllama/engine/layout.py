@@ -1,0 +1,49 @@
+"""A proposal tree as a batch: which sequence ids each node belongs to.
+
+A chain lives in its sequence's own id. In a tree every leaf needs an id of its own; a node carries
+the ids of all leaves below it, so that each branch sees its own ancestors and nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specllama.verification.types import ROOT, Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sequence ids of a proposal.
+
+    Attributes:
+        nodes: per node, the ids it belongs to.
+        branches: ids besides the sequence's own, each to be forked from it before the decode.
+    """
+
+    nodes: list[tuple[int, ...]]
+    branches: tuple[int, ...]
+
+    def pending(self, key: int) -> tuple[int, ...]:
+        """Ids of a token above the whole tree."""
+        return (key, *self.branches)
+
+
+def lay_out(proposal: Proposal, key: int, spare: Sequence[int]) -> Layout:
+    """Give every leaf an id: the sequence's own to the first, then spare ones.
+
+    Raises:
+        ValueError: more leaves than ids (a drafter's limit is set so that this cannot happen).
+    """
+    parents = set(proposal.parents)
+    leaves = [node for node in range(len(proposal)) if node not in parents]
+    if len(leaves) > 1 + len(spare):
+        raise ValueError(f"A tree with {len(leaves)} leaves; there are {1 + len(spare)} ids.")
+    ids: list[list[int]] = [[] for _ in proposal.tokens]
+    branches = tuple(spare[: max(0, len(leaves) - 1)])
+    for leaf, seq in zip(leaves, (key, *branches), strict=False):
+        node = leaf
+        while node != ROOT:
+            ids[node].append(seq)
+            node = proposal.parents[node]
+    return Layout([tuple(node) for node in ids], branches)

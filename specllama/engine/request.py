@@ -1,0 +1,65 @@
+"""What is asked of the engine, and what it says while it works. Token ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.results import FinishReason
+from specllama.sampling.chain import Sampler
+from specllama.sampling.params import SamplingParams
+from specllama.verification import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation.
+
+    Attributes:
+        ids: the prompt, at least one token.
+        sampling: the sampling chain, for target and drafts alike.
+        rule: how drafts are verified.
+        seed: of the rule's chance.
+        max_tokens: None: until the model ends or the context is full.
+        is_end: whether a token ends a generation; that token is not emitted.
+        watch: called with each emitted token; a number means: drop that many of the latest tokens
+            (this one included) and stop. That is how stop strings reach an engine without text.
+        drafters: names, in order of preference; empty for plain decoding.
+        draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
+    """
+
+    ids: Sequence[int]
+    sampling: SamplingParams
+    rule: Rule[Any]
+    seed: int
+    is_end: Callable[[int], bool]
+    max_tokens: int | None = None
+    watch: Callable[[int], int | None] | None = None
+    drafters: tuple[str, ...] = ()
+    draft_max: int = 16
+    draft_p_min: float = 0.0
+    adaptive: bool = True
+
+    def sampler(self) -> Sampler:
+        """A fresh sampling chain."""
+        return Sampler(self.sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """An emitted token; see `results.StreamEvent`."""
+
+    key: int
+    id: int
+    logprob: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """A sequence has ended; the latest `dropped` of its tokens belong to a stop string."""
+
+    key: int
+    reason: FinishReason
+    dropped: int = 0
