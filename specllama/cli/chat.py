@@ -1,0 +1,242 @@
+"""`specllama chat`: talk with a model, at a terminal or line by line through a pipe."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from specllama.cli import model_flags
+from specllama.cli.chat_session import ChatSession, Play
+from specllama.cli.commands import is_command, run_command
+from specllama.cli.errors import report
+from specllama.cli.generate_stats import stats_line
+from specllama.cli.generate_stream import Meter, Start, follow, write_token
+from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
+from specllama.cli.output import out
+from specllama.cli.repl_lines import Entry, Pipe
+from specllama.errors import ContextFull, UsageError
+from specllama.options import GenerationParams
+from specllama.results import Generation, StreamEvent
+
+if TYPE_CHECKING:
+    from specllama.decoder import SpeculativeDecoder
+
+
+@with_model_flags
+def chat(
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="First message to send.")
+    ] = None,
+    stats: Annotated[
+        bool | None,
+        typer.Option("--stats/--no-stats", help="Figures after each reply (on a terminal: yes)."),
+    ] = None,
+    *,
+    flags: ModelFlags,
+) -> None:
+    """Talk with a model.
+
+    At a terminal: /help lists the commands. Through a pipe: each line is a message, replies are
+    plain text.
+    """
+    run = model_flags.resolve(flags)
+    with Meter() as meter:
+        decoder = model_flags.open_decoder(run, meter.update)
+    with decoder:
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        show_stats = sys.stderr.isatty() if stats is None else stats
+        conversation = Chat(decoder, run, show_stats=show_stats, interactive=interactive)
+        code = conversation.run(_source(interactive), prompt)
+    raise typer.Exit(code)
+
+
+class Source(Protocol):
+    """Where inputs come from."""
+
+    def read(self, default: str = "") -> Entry | None:
+        """The next input, `default` being there to edit; None at the end."""
+
+
+def _source(interactive: bool) -> Source:
+    if not interactive:
+        return Pipe(sys.stdin.buffer)
+    from specllama.cli.repl import Terminal
+
+    return Terminal()
+
+
+class Chat:
+    """One chat from banner to goodbye; the slash commands act on it.
+
+    Attributes:
+        session: the conversation.
+        drafter, draft_max: what `/draft on` goes back to.
+    """
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, run: Run, *, show_stats: bool, interactive: bool
+    ) -> None:
+        self.decoder = decoder
+        self.session = ChatSession(decoder, run.params, run.system)
+        defaults = GenerationParams()
+        self.drafter = run.params.drafter if run.params.drafters() else defaults.drafter
+        self.draft_max = run.params.draft_max or defaults.draft_max
+        self._run = run
+        self._show_stats = show_stats
+        self._interactive = interactive
+        self._left = False
+        self._to_edit = ""
+        self._code = 0
+
+    def run(self, source: Source, first: str | None = None) -> int:
+        """Read and answer until the end.
+
+        Returns:
+            The exit code: 0 at a terminal; through a pipe that of the last failure, if any.
+        """
+        if self._interactive:
+            for line in self.describe():
+                out.status(line)
+        if first is not None:
+            with self._surviving():
+                self.take(Entry(first, is_block=True))
+        while not self._left:
+            with self._surviving():
+                default, self._to_edit = self._to_edit, ""
+                entry = source.read(default)
+                if entry is None:
+                    break
+                self.take(entry)
+        return 0 if self._interactive else self._code
+
+    def take(self, entry: Entry) -> None:
+        """Do what one input asks for: a command, or a message to answer."""
+        if not entry.is_block and is_command(entry.text):
+            run_command(self, entry.text)
+        elif entry.text.strip():
+            self.reply(partial(self.session.send, message_text(entry)))
+
+    def reply(self, ask: Callable[[Play], Generation]) -> None:
+        """Show a reply as it comes, then its figures."""
+        shown = _Shown()
+        try:
+            generation = ask(partial(self._play, shown))
+        finally:
+            shown.end()
+        if generation.finish_reason == "cancelled" and not self._interactive:
+            raise KeyboardInterrupt
+        if self._show_stats:
+            out.stats(stats_line(generation, self.decoder.n_ctx))
+        advice = self.session.totals.advice()
+        if advice:
+            out.hint(advice)
+
+    def leave(self) -> None:
+        """End the chat after this input."""
+        self._left = True
+
+    def edit(self, text: str) -> None:
+        """Let the person write a message in an editor; it comes back at the prompt."""
+        if not self._interactive:
+            raise UsageError("/edit needs a terminal.")
+        from specllama.cli.repl import edited
+
+        self._to_edit = edited(text)
+
+    def change_draft(self, name: str) -> None:
+        """Load another draft model and draft with it."""
+        self.decoder.set_draft(model_flags.find_draft(name, self._run))
+        names = self.drafter.split("+")
+        self.drafter = self.drafter if {"auto", "model"} & {*names} else "auto"
+        self.session.set_drafting(self.drafter, self.session.params.draft_max or self.draft_max)
+
+    def describe(self) -> list[str]:
+        """Target, draft and context, a line each."""
+        return [
+            f"target   {self.decoder.target_name}",
+            f"draft    {self.decoder.draft_name or 'no draft'}",
+            f"context  {self.decoder.n_ctx} tokens",
+        ]
+
+    def describe_drafting(self) -> str:
+        """What drafts at the moment."""
+        if not self.session.drafting:
+            return "drafting off"
+        names = [
+            f"model ({self.decoder.draft_name})" if name == "model" else name
+            for name in self.session.params.drafters()
+            if name != "model" or self.decoder.draft_name
+        ]
+        length = self.session.params.draft_max
+        return f"drafting on: {' + '.join(names) or 'no draft model'}, up to {length} tokens"
+
+    def _play(self, shown: _Shown, start: Start) -> Generation:
+        with self._keys_unechoed():
+            generation = follow(start, shown.token)
+        if generation.finish_reason == "cancelled":
+            shown.stopped()
+        return generation
+
+    def _keys_unechoed(self) -> AbstractContextManager[None]:
+        if not self._interactive:
+            return nullcontext()
+        from specllama.cli.repl import unechoed
+
+        return unechoed()
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Whatever goes wrong is said, and the chat goes on.
+
+        A closed stdout ends it, and so does Ctrl-C where nobody sits at a prompt.
+        """
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            out.status("Interrupted.")
+        except ContextFull:
+            n_ctx = self.decoder.n_ctx
+            hint = f"/clear, /undo, or restart with -c {2 * n_ctx}."
+            self._code = report(ContextFull(f"Context full ({n_ctx} tokens).", hint))
+        except Exception as error:
+            self._code = report(error, debug="--debug" in sys.argv)
+
+
+def message_text(entry: Entry) -> str:
+    """What is sent to the model: //x on a line of its own stands for /x."""
+    text = entry.text
+    return text[1:] if not entry.is_block and _ESCAPED.fullmatch(text) else text
+
+
+_ESCAPED = re.compile(r"//\S.*")
+
+
+class _Shown:
+    """A reply on stdout."""
+
+    def __init__(self) -> None:
+        self._open_line = False
+
+    def token(self, event: StreamEvent) -> None:
+        if event.text:
+            write_token(event.text)
+            self._open_line = not event.text.endswith("\n")
+
+    def stopped(self) -> None:
+        write_token(" (stopped)" if self._open_line else "(stopped)", "dim")
+        self._open_line = True
+
+    def end(self) -> None:
+        """Leave the cursor at the start of a line."""
+        if self._open_line:
+            out.write("\n")

@@ -1,0 +1,169 @@
+"""`specllama generate`: one prompt in, one answer out, made for pipes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from specllama.cli import model_flags
+from specllama.cli.generate_prompt import whole_prompt
+from specllama.cli.generate_stats import stats_line
+from specllama.cli.generate_stream import Meter, Start, follow, write_token
+from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
+from specllama.cli.output import out
+from specllama.errors import UsageError
+from specllama.results import Generation, StreamEvent
+
+if TYPE_CHECKING:
+    from specllama.decoder import SpeculativeDecoder
+
+DRAFT_STYLE = "green"
+
+
+@with_model_flags
+def generate(
+    context: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--file", metavar="FILE", help="Text to put before (repeatable)."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text: no chat template.")
+    ] = False,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON event a line.")] = False,
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Colour the tokens that were drafted.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Figures on stderr, terminal or not.")
+    ] = False,
+    *,
+    flags: ModelFlags,
+) -> None:
+    """Answer one prompt and leave.
+
+    The prompt is what comes on stdin, then each -f FILE with its name, then PROMPT.
+    """
+    text = whole_prompt(prompt, files or ())
+    if text is None:
+        out.line(context.get_help())
+        raise typer.Exit(2)
+    run = model_flags.resolve(flags)
+    if raw and run.system:
+        raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
+    with Meter() as meter:
+        decoder = model_flags.open_decoder(run, meter.update)
+    with decoder:
+        view = _view(decoder, run, jsonl=jsonl, show_draft=show_draft)
+        generation = follow(_start(decoder, run, text, raw=raw), view.token)
+        view.end(generation)
+    if stats or sys.stderr.isatty():
+        out.stats(stats_line(generation))
+    if generation.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+def _start(decoder: SpeculativeDecoder, run: Run, text: str, *, raw: bool) -> Start:
+    if raw:
+        return lambda on_prompt: decoder.stream(text, run.params, on_prompt=on_prompt)
+    from specllama.text.chat import Message
+
+    messages = [Message("system", run.system)] if run.system else []
+    messages.append(Message("user", text))
+    return lambda on_prompt: decoder.stream_chat(messages, run.params, on_prompt=on_prompt)
+
+
+class View(Protocol):
+    """How a generation is shown: each token, then the end."""
+
+    def token(self, event: StreamEvent) -> None: ...
+
+    def end(self, generation: Generation) -> None: ...
+
+
+def _view(decoder: SpeculativeDecoder, run: Run, *, jsonl: bool, show_draft: bool) -> View:
+    if jsonl:
+        return JsonLines(decoder, run)
+    if out.mode == "json":
+        return Json(decoder, run)
+    return Text(show_draft)
+
+
+class Text:
+    """The text itself as it comes, a newline at its end."""
+
+    def __init__(self, show_draft: bool) -> None:
+        self._draft_style = DRAFT_STYLE if show_draft else ""
+        self._ends_line = False
+        if show_draft and out.colors(sys.stdout):
+            out.status(f"{out.styled('green', DRAFT_STYLE)}: drafted and accepted")
+
+    def token(self, event: StreamEvent) -> None:
+        write_token(event.text, self._draft_style if event.from_draft else "")
+
+    def end(self, generation: Generation) -> None:
+        if not generation.text.endswith("\n"):
+            out.line()
+
+
+class Json:
+    """One JSON object at the end."""
+
+    def __init__(self, decoder: SpeculativeDecoder, run: Run) -> None:
+        self._decoder = decoder
+        self._run = run
+
+    def token(self, event: StreamEvent) -> None:
+        pass
+
+    def end(self, generation: Generation) -> None:
+        out.json(as_data(generation, self._decoder, self._run))
+
+
+class JsonLines(Json):
+    """One JSON event a line: the tokens, then what `Json` prints."""
+
+    def token(self, event: StreamEvent) -> None:
+        out.event({"type": "token"} | asdict(event))
+
+    def end(self, generation: Generation) -> None:
+        out.event({"type": "done"} | as_data(generation, self._decoder, self._run))
+
+
+def as_data(generation: Generation, decoder: SpeculativeDecoder, run: Run) -> dict[str, Any]:
+    """A generation with everything needed to understand and to repeat it, as plain data."""
+    return {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "logprobs": generation.logprobs,
+        "finish_reason": generation.finish_reason,
+        "usage": asdict(generation.usage),
+        "timings": asdict(generation.timings),
+        "spec": generation.spec.to_dict(),
+        "model": decoder.target_name,
+        "draft": decoder.draft_name,
+        "seed": generation.seed,
+        "verify": generation.verify,
+        "guarantee": generation.guarantee,
+        "settings": _settings(decoder, run),
+        "warnings": decoder.warnings,
+    }
+
+
+def _settings(decoder: SpeculativeDecoder, run: Run) -> dict[str, Any]:
+    """The settings in force. JSON has no infinity: a forbidden token's bias is the text "-inf"."""
+    sampling = asdict(run.params.sampling)
+    biases = {
+        str(token): bias if math.isfinite(bias) else "-inf"
+        for token, bias in run.params.sampling.logit_bias.items()
+    }
+    generation = asdict(run.params) | {"sampling": sampling | {"logit_bias": biases}}
+    return asdict(run.options) | generation | {"n_ctx": decoder.n_ctx}

@@ -1,0 +1,346 @@
+"""The options that generate, chat, bench and serve share, and what they mean.
+
+`ModelFlags` declares each option once, as a Typer annotation; `with_model_flags` adds them to a
+command. Fields carry the names of the settings (cli/settings.py), which merges them with
+environment, config, alias and default; None means "not given".
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specllama.cli import settings
+from specllama.cli.output import out
+from specllama.cli.settings import Settings
+from specllama.errors import ModelError, UsageError
+from specllama.options import CacheType, FlashAttention, GenerationParams, ModelOptions, VerifyName
+
+if TYPE_CHECKING:
+    from specllama.decoder import SpeculativeDecoder
+    from specllama.hub.resolve import ResolvedPair
+
+
+def _option(meaning: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=meaning, metavar=metavar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags:
+    """What people typed; None where they typed nothing."""
+
+    # fmt: off
+    target: Annotated[str | None, _option(
+        "Model to answer with: a GGUF path, an alias or user/repo[:QUANT].",
+        "-m", "--target", "--model", metavar="MODEL")] = None
+    draft: Annotated[str | None, _option(
+        "Small model that guesses ahead, or none.",
+        "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL")] = None
+    chat_template: Annotated[Path | None, _option(
+        "Jinja chat template to use instead of the model's own.",
+        "--chat-template", metavar="FILE")] = None
+    offline: Annotated[bool | None, _option(
+        "Never go to the network.", "--offline")] = None
+    ctx_size: Annotated[int | None, _option(
+        "Context length in tokens; 0 takes the model's own, at most 8192.",
+        "-c", "--ctx-size", metavar="N")] = None
+    batch_size: Annotated[int | None, _option(
+        "Most tokens of a prompt to decode at once (512).",
+        "-b", "--batch-size", metavar="N")] = None
+
+    max_tokens: Annotated[int | None, _option(
+        "Most tokens to generate; -1 goes on until the end.",
+        "-n", "--max-tokens", "--predict", metavar="N")] = None
+    system: Annotated[str | None, _option(
+        "System prompt.", "-sys", "--system", metavar="TEXT")] = None
+    system_file: Annotated[Path | None, _option(
+        "File with the system prompt.", "-sysf", "--system-file", metavar="FILE")] = None
+    stop: Annotated[list[str] | None, _option(
+        "End the text before this string (repeatable).", "--stop", metavar="TEXT")] = None
+
+    drafter: Annotated[str | None, _option(
+        "auto, none, or drafters joined by +: model, suffix.",
+        "--drafter", metavar="NAMES")] = None
+    draft_max: Annotated[int | None, _option(
+        "Most tokens to draft in a round (16).",
+        "--draft-max", "--num-draft-tokens", metavar="N")] = None
+    draft_p_min: Annotated[float | None, _option(
+        "Stop drafting when the draft's top probability is under P (0 = off).",
+        "--draft-p-min", metavar="P")] = None
+    adaptive: Annotated[bool | None, _option(
+        "Choose draft lengths from measurements; off always drafts --draft-max.",
+        "--adaptive/--no-adaptive")] = None
+    verify: Annotated[VerifyName | None, _option(
+        "Rule that checks drafts; auto is coupled with a seed, else rejection.",
+        "--verify")] = None
+    exact: Annotated[bool | None, _option(
+        "Choose the configuration that gives the same bits with and without drafts.",
+        "--exact")] = None
+
+    temp: Annotated[float | None, _option(
+        "Temperature; 0 is greedy (0.8).",
+        "--temp", "--temperature", metavar="T")] = None
+    top_k: Annotated[int | None, _option(
+        "Keep the K most probable tokens; 0 = all (40).",
+        "--top-k", metavar="K")] = None
+    top_p: Annotated[float | None, _option(
+        "Keep the smallest set of this probability; 1 = off (0.95).",
+        "--top-p", metavar="P")] = None
+    min_p: Annotated[float | None, _option(
+        "Drop tokens under P times the top probability; 0 = off (0.05).",
+        "--min-p", metavar="P")] = None
+    typical_p: Annotated[float | None, _option(
+        "Locally typical sampling; 1 = off (1).",
+        "--typical", "--typical-p", metavar="P")] = None
+    repeat_penalty: Annotated[float | None, _option(
+        "Divide the logits of recent tokens; 1 = off (1).",
+        "--repeat-penalty", metavar="X")] = None
+    repeat_last_n: Annotated[int | None, _option(
+        "How many recent tokens the penalties see; -1 = all (64).",
+        "--repeat-last-n", metavar="N")] = None
+    frequency_penalty: Annotated[float | None, _option(
+        "Penalty for each earlier occurrence (0).",
+        "--frequency-penalty", metavar="X")] = None
+    presence_penalty: Annotated[float | None, _option(
+        "Penalty for having occurred (0).",
+        "--presence-penalty", metavar="X")] = None
+    logit_bias: Annotated[list[str] | None, _option(
+        "Add to a token's logit, as 15043+1.5 or 15043-inf (repeatable).",
+        "-l", "--logit-bias", metavar="ID±VALUE")] = None
+    seed: Annotated[int | None, _option(
+        "Seed; -1 draws one.", "-s", "--seed", metavar="N")] = None
+
+    gpu_layers: Annotated[str | None, _option(
+        "Layers of the target on the GPU (all).",
+        "-ngl", "--gpu-layers", metavar="N|all")] = None
+    draft_gpu_layers: Annotated[str | None, _option(
+        "Layers of the draft on the GPU (all).",
+        "-ngld", "--draft-gpu-layers", metavar="N|all")] = None
+    main_gpu: Annotated[int | None, _option(
+        "Index of the GPU to use first.", "--main-gpu", metavar="N")] = None
+    tensor_split: Annotated[str | None, _option(
+        "Share of each GPU, as 3,1.", "--tensor-split", metavar="A,B,…")] = None
+    device: Annotated[str | None, _option(
+        "Device for the target.", "--device", metavar="NAME")] = None
+    draft_device: Annotated[str | None, _option(
+        "Device for the draft.", "--draft-device", metavar="NAME")] = None
+    threads: Annotated[int | None, _option(
+        "CPU threads.", "-t", "--threads", metavar="N")] = None
+    threads_batch: Annotated[int | None, _option(
+        "CPU threads for prompts and checks of drafts.",
+        "-tb", "--threads-batch", metavar="N")] = None
+    draft_threads: Annotated[int | None, _option(
+        "CPU threads for the draft.",
+        "-td", "--draft-threads", "--threads-draft", metavar="N")] = None
+    flash_attn: Annotated[FlashAttention | None, _option(
+        "Flash attention (auto).", "-fa", "--flash-attn")] = None
+    cache_type_k: Annotated[CacheType | None, _option(
+        "Number format of the key cache (f16).", "-ctk", "--cache-type-k")] = None
+    cache_type_v: Annotated[CacheType | None, _option(
+        "Number format of the value cache (f16).", "-ctv", "--cache-type-v")] = None
+    # fmt: on
+
+    def given(self) -> dict[str, Any]:
+        """The options that were typed, by field name."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `flags: ModelFlags` one Typer option for each of its fields."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name != "flags"
+    ]
+    shared = [
+        inspect.Parameter(
+            item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.type
+        )
+        for item in fields(ModelFlags)
+    ]
+
+    @wraps(command)
+    def wrapper(**typed: Any) -> None:
+        flags = ModelFlags(**{parameter.name: typed.pop(parameter.name) for parameter in shared})
+        command(**typed, flags=flags)
+
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    wrapper.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {}
+    return wrapper
+
+
+OnProgress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything a command needs to open a decoder and to generate."""
+
+    settings: Settings
+    options: ModelOptions
+    params: GenerationParams
+    system: str = ""
+    chat_template: str | None = None
+
+    @property
+    def draft_is_required(self) -> bool:
+        """Whether a draft that cannot serve is an error: only where it was asked for by flag."""
+        return self.settings.entries["draft"].source == "flag"
+
+
+def resolve(flags: ModelFlags) -> Run:
+    """Merge what was typed with environment, config, alias and defaults.
+
+    Raises:
+        UsageError: a value or a combination of options that cannot be served.
+    """
+    given = flags.given()
+    beside = {name: given.pop(name, None) for name in _BESIDE_SETTINGS}
+    for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split"}:
+        given[name] = typed(name, given[name])
+    if "system" in given and beside["system_file"]:
+        raise UsageError("--system and --system-file cannot be used together.")
+    merged = settings.load(given)
+    params = merged.generation_params()
+    biases = logit_biases(beside["logit_bias"] or ())
+    return Run(
+        settings=merged,
+        options=merged.model_options(),
+        params=replace(params, sampling=replace(params.sampling, logit_bias=biases)),
+        system=_text_of(beside["system_file"]) or merged["system"] or "",
+        chat_template=_text_of(beside["chat_template"]),
+    )
+
+
+def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "SpeculativeDecoder":
+    """Find the files and load the models; warnings are printed.
+
+    Raises:
+        SpecllamaError: see `hub.resolve.resolve_pair` and `SpeculativeDecoder`.
+    """
+    from specllama.decoder import SpeculativeDecoder
+
+    pair = _find_pair(run)
+    decoder = SpeculativeDecoder(
+        pair.target.path,
+        pair.draft.path if pair.draft else None,
+        options=run.options,
+        strict_draft=run.draft_is_required,
+        chat_template=run.chat_template,
+        on_progress=on_progress,
+    )
+    for warning in (*pair.warnings, *decoder.warnings):
+        out.warn(warning)
+    return decoder
+
+
+def _find_pair(run: Run) -> "ResolvedPair":
+    """The pair that was asked for; without its draft where that cannot serve and need not."""
+    from specllama.hub.resolve import OFF, resolve_pair
+
+    target, draft, offline = (run.settings[name] for name in ("target", "draft", "offline"))
+    try:
+        return resolve_pair(target, draft, offline=offline)
+    except ModelError as error:
+        if draft is None or run.draft_is_required:
+            raise
+        pair = resolve_pair(target, OFF, offline=offline)
+        return replace(pair, warnings=(f"Running without a draft model: {error}",))
+
+
+def find_draft(name: str, run: Run) -> Path:
+    """The file of a draft people name in a chat.
+
+    Raises:
+        ModelNotFound, NotAModel, HubError: see `hub.resolve.resolve`.
+    """
+    from specllama.hub.resolve import resolve
+
+    return resolve(name, "draft", offline=run.settings["offline"]).path
+
+
+_BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias")
+
+
+def typed(name: str, text: str) -> Any:
+    """The text of setting `name` as its kind; the text itself where it is none of that kind."""
+    match settings.KEYS[name].kind:
+        case "texts":
+            return [text]
+        case "numbers":
+            return [_number(part) for part in text.split(",")]
+        case "layers":
+            return "all" if text in ("all", "auto") else _number(text)
+        case "whole number" | "number":
+            return _number(text)
+        case "true or false":
+            return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
+    return text
+
+
+def logit_biases(texts: Iterable[str]) -> dict[int, float]:
+    """`ID+VALUE` and `ID-VALUE`, as llama.cpp writes them, by token id.
+
+    Raises:
+        UsageError: a text of another form.
+    """
+    biases = {}
+    for text in texts:
+        parts = _BIAS.fullmatch(text)
+        if parts is None:
+            raise UsageError(
+                f"Cannot read the logit bias {text!r}.", "Write it as 15043+1.5 or 15043-inf."
+            )
+        biases[int(parts["id"])] = float(parts["bias"])
+    return biases
+
+
+_BIAS = re.compile(r"(?P<id>\d+)(?P<bias>[+-](\d+(\.\d*)?|\.\d+|inf))")
+
+
+def _number(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _text_of(file: Path | None) -> str | None:
+    return read_text(file) if file else None
+
+
+def read_text(file: Path) -> str:
+    """The text of a UTF-8 file people named.
+
+    Raises:
+        UsageError: it cannot be read, or it is not UTF-8; says which and why.
+    """
+    try:
+        return decode_text(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """UTF-8 (with or without a byte order mark) to text, line ends as "\\n".
+
+    Raises:
+        UsageError: not UTF-8; says where.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}).",
+            "Convert it first, for example with iconv.",
+        ) from error
+    return text.replace("\r\n", "\n")
