@@ -1,0 +1,138 @@
+"""The Hugging Face cache on this machine: what GGUF models it holds. Never goes to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.hub.references import Reference, Variant, choose, fits, variants
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One model in the cache; `modified` in seconds since 1970, `paths` in order of parts."""
+
+    repo: str
+    quant: str
+    paths: tuple[Path, ...]
+    size: int
+    modified: float
+
+    @property
+    def name(self) -> str:
+        """What `resolve` finds it under."""
+        return f"{self.repo}:{self.quant or self.paths[0].name}"
+
+
+def folder() -> Path:
+    """Where the cache is ($HF_HUB_CACHE, $HF_HOME/hub, …)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def repo_folder(repo: str) -> Path:
+    """The cache's folder of one repository; it need not exist."""
+    return folder() / f"models--{repo.replace('/', '--')}"
+
+
+def find(reference: Reference) -> CachedModel | None:
+    """The model that `reference` means among the cached ones; None if its repository has none.
+
+    Raises:
+        UsageError: the repository is cached, but not so that exactly one model fits.
+    """
+    for snapshot in _snapshots(reference.repo):
+        found = variants(_sizes(snapshot))
+        if found and (
+            reference.select is None or any(fits(variant, reference.select) for variant in found)
+        ):
+            return _cached(reference.repo, snapshot, choose(found, reference))
+    return None
+
+
+def models() -> list[CachedModel]:
+    """All GGUF models in the cache, by name."""
+    found: dict[str, CachedModel] = {}
+    for repo in _repos():
+        for snapshot in _snapshots(repo.repo_id):
+            for variant in variants(_sizes(snapshot)):
+                cached = _cached(repo.repo_id, snapshot, variant)
+                found.setdefault(cached.name, cached)
+    return [found[name] for name in sorted(found, key=str.lower)]
+
+
+def delete(models: Iterable[CachedModel]) -> None:
+    """Delete models of the cache: their files in every revision, and what nothing else uses."""
+    for model in models:
+        snapshots = repo_folder(model.repo) / "snapshots"
+        names = {Path(*path.relative_to(snapshots).parts[1:]) for path in model.paths}
+        for repo in _repos():
+            if repo.repo_id == model.repo:
+                _delete_from(repo, names)
+
+
+def _delete_from(repo: CachedRepoInfo, names: set[Path]) -> None:
+    gone: list[CachedFileInfo] = []
+    left: list[CachedFileInfo] = []
+    for revision in repo.revisions:
+        for file in revision.files:
+            is_gone = file.file_path.relative_to(revision.snapshot_path) in names
+            (gone if is_gone else left).append(file)
+    if not any(file.file_path.suffix.lower() == ".gguf" for file in left):
+        _delete_repo(repo)
+        return
+    kept = {file.blob_path for file in left}
+    for file in gone:
+        file.file_path.unlink(missing_ok=True)
+        if file.blob_path not in kept:
+            file.blob_path.unlink(missing_ok=True)
+
+
+def _delete_repo(repo: CachedRepoInfo) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    commits = [revision.commit_hash for revision in repo.revisions]
+    scan_cache_dir().delete_revisions(*commits).execute()
+
+
+def _repos() -> list[CachedRepoInfo]:
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        info = scan_cache_dir()
+    except CacheNotFound:
+        return []
+    return [repo for repo in info.repos if repo.repo_type == "model"]
+
+
+def _snapshots(repo: str) -> list[Path]:
+    """The cached revisions of a repository: the branch main's first, then the newest."""
+    base = repo_folder(repo)
+    if not (base / "snapshots").is_dir():
+        return []
+    main = base / "refs" / "main"
+    current = main.read_text().strip() if main.is_file() else ""
+    return sorted(
+        (base / "snapshots").iterdir(),
+        key=lambda path: (path.name != current, -path.stat().st_mtime),
+    )
+
+
+def _sizes(snapshot: Path) -> dict[str, int]:
+    """name -> bytes; a link whose file is gone counts as absent."""
+    return {
+        path.relative_to(snapshot).as_posix(): path.stat().st_size
+        for path in snapshot.rglob("*.gguf")
+        if path.is_file()
+    }
+
+
+def _cached(repo: str, snapshot: Path, variant: Variant) -> CachedModel:
+    paths = tuple(snapshot / file for file in variant.files)
+    return CachedModel(repo, variant.quant, paths, variant.size, paths[0].stat().st_mtime)

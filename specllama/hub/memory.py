@@ -1,0 +1,79 @@
+"""How much memory a model will take, estimated from its header.
+
+Weights are exact. The KV cache is exact for plain attention (all layers at full length: a sliding
+window may make it smaller, as does a recurrent layer). Compute buffers are llama.cpp's largest one,
+the logits of one micro-batch, plus its activations; real ones differ by backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specllama.hub.ggml_types import BLOCKS
+from specllama.hub.gguf import Header
+from specllama.options import ModelOptions
+
+_MICRO_BATCH = 512
+_BY_NAME = {name.lower(): (per_block, n_bytes) for per_block, n_bytes, name in BLOCKS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes."""
+
+    weights: int
+    kv_cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.weights + self.kv_cache + self.compute
+
+
+def estimate(header: Header, n_ctx: int, options: ModelOptions | None = None) -> Memory:
+    """The memory of one model with a context of `n_ctx` tokens."""
+    options = options or ModelOptions()
+    return Memory(
+        weights=header.weight_bytes,
+        kv_cache=_kv_cache(header, n_ctx, options),
+        compute=_compute(header, options),
+    )
+
+
+def context_length(header: Header, wanted: int) -> int:
+    """`wanted`, or for 0 the model's own context length up to 8192 (see ModelOptions.n_ctx)."""
+    return wanted or min(header.n_ctx_train or 8192, 8192)
+
+
+def _kv_cache(header: Header, n_ctx: int, options: ModelOptions) -> int:
+    heads = header.get("attention.head_count", 0)
+    kv_heads = _per_layer(header, "attention.head_count_kv", heads)
+    width = header.get("embedding_length", 0) // max(_first(heads), 1)
+    k = sum(kv_heads) * header.get("attention.key_length", width)
+    v = sum(kv_heads) * header.get("attention.value_length", width)
+    return n_ctx * (_bytes(k, options.cache_type_k) + _bytes(v, options.cache_type_v))
+
+
+def _compute(header: Header, options: ModelOptions) -> int:
+    rows = min(_MICRO_BATCH, options.n_batch)
+    widest = max(len(header.vocabulary), _first(header.get("feed_forward_length", 0)))
+    return int(4 * rows * (widest + 4 * header.get("embedding_length", 0)))
+
+
+def _per_layer(header: Header, key: str, default: object) -> list[int]:
+    value = header.get(key, default)
+    if isinstance(value, int):
+        return [value] * int(header.get("block_count", 0))
+    return [int(item) for item in value]
+
+
+def _first(value: object) -> int:
+    if isinstance(value, int):
+        return value
+    return max((int(item) for item in value), default=0)  # type: ignore[attr-defined]
+
+
+def _bytes(n_values: int, kind: str) -> int:
+    per_block, block_bytes = _BY_NAME[kind]
+    return n_values * block_bytes // per_block

@@ -1,0 +1,121 @@
+"""`user/repo[:QUANT]`, and which files of a repository one quantisation is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from specllama.errors import HubError, UsageError
+from specllama.hub.gguf import shard_of
+
+DEFAULT_QUANT = "Q4_K_M"
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_REFERENCE = re.compile(
+    rf"(?:hf://|https://huggingface\.co/)?(?P<repo>{_PART}/{_PART}?)"
+    r"(?::(?P<select>[A-Za-z0-9._/-]+)|/(?:blob|resolve)/[^/]+/(?P<file>[^?]+))?/?"
+)
+_QUANT = re.compile(
+    r"(?<![A-Za-z0-9])(?P<quant>(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F(?:P)?16|F(?:P)?32"
+    r"|MXFP4(?:_MOE)?|NVFP4))(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_NOT_A_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A repository on Hugging Face, and optionally a quantisation or a file name in it."""
+
+    repo: str
+    select: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.select}" if self.select else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model of a repository: its quantisation ("" if unknown), all its files, their bytes."""
+
+    quant: str
+    files: tuple[str, ...]
+    size: int
+
+    @property
+    def label(self) -> str:
+        """What selects it: the quantisation, else the file name."""
+        return self.quant or PurePosixPath(self.files[0]).name
+
+
+def parse(text: str) -> Reference | None:
+    """A repository, with `:QUANT` or `:file.gguf`, or a huggingface.co address; else None."""
+    match = _REFERENCE.fullmatch(text)
+    if not match:
+        return None
+    return Reference(match["repo"], match["select"] or match["file"])
+
+
+def variants(files: Mapping[str, int]) -> list[Variant]:
+    """The GGUF models among a repository's files (name -> bytes), parts of a split one together."""
+    grouped: dict[str, list[str]] = {}
+    for name in sorted(files):
+        path = PurePosixPath(name)
+        if path.suffix.lower() == ".gguf" and not _NOT_A_MODEL.search(path.name):
+            shard = shard_of(path.name)
+            grouped.setdefault(str(path.parent / shard[0]) if shard else name, []).append(name)
+    return [
+        Variant(_quant_of(key), tuple(names), sum(files[name] for name in names))
+        for key, names in grouped.items()
+    ]
+
+
+def choose(found: Iterable[Variant], reference: Reference) -> Variant:
+    """The variant that `reference` selects: Q4_K_M, or the only one, where it selects none.
+
+    Raises:
+        HubError: the repository holds no GGUF model.
+        UsageError: no such quantisation, or several models fit; lists what there is.
+    """
+    found = list(found)
+    if not found:
+        raise HubError(
+            f"{reference.repo} holds no GGUF files.", "Look for a repository named *-GGUF."
+        )
+    chosen = [variant for variant in found if fits(variant, reference.select or DEFAULT_QUANT)]
+    if reference.select is None and not chosen and len(found) == 1:
+        chosen = found
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        names = ", ".join(variant.files[0] for variant in chosen)
+        raise UsageError(
+            f"Several files of {reference.repo} fit: {names}.",
+            f"Give one: specllama download {reference.repo}:FILE",
+        )
+    labels = ", ".join(variant.label for variant in found)
+    if reference.select is None:
+        raise UsageError(
+            f"{reference.repo} has no {DEFAULT_QUANT}. It has: {labels}.",
+            f"Choose one: specllama download {reference.repo}:{found[0].label}",
+        )
+    raise UsageError(f"No {reference.select} in {reference.repo}. It has: {labels}.")
+
+
+def fits(variant: Variant, select: str) -> bool:
+    """Whether `select`, a quantisation or a file name in any case, means this variant."""
+    if not select.lower().endswith(".gguf"):
+        return variant.quant.lower() == select.lower()
+    wanted = select.lower()
+    return any(wanted in (file.lower(), PurePosixPath(file).name.lower()) for file in variant.files)
+
+
+def _quant_of(key: str) -> str:
+    """The last quantisation named in a file name, else in its folder's."""
+    path = PurePosixPath(key)
+    for text in (path.name, path.parent.name):
+        if names := [match["quant"] for match in _QUANT.finditer(text)]:
+            return str(names[-1]).upper()
+    return ""
