@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specllama.text.detokenizer import StreamingDetokenizer
 from specllama.text.stop import StopMatcher
 from specllama.text.vocabulary import Vocabulary
-
-NO_CHARACTER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,9 @@ class Piece:
     Attributes:
         text: text that is now certain; "" while a character or a possible stop string is open.
         stopped: a stop string is complete; the text of all pieces ends before it.
-        dropped_tokens: once stopped, how many of the latest tokens (this one included) have no byte
-            in the kept text. A token that lies half before the stop string is kept.
+        dropped_tokens: once stopped, how many of the latest tokens (this one included) to take
+            back: all from the first one that has no byte in the kept text. A token that lies half
+            before the stop string is kept.
     """
 
     text: str
@@ -51,27 +51,30 @@ class TextStream:
         self._detokenizer.restart()
         self._matcher.restart()
         self._released = 0
-        # First character of each latest token, back to the last one that is certainly kept.
-        self._recent: list[int] = []
-
-    @property
-    def holds(self) -> bool:
-        """Whether some text of the tokens so far is still to come."""
-        return self._detokenizer.holds or self._matcher.holds
+        # First character of each latest token, as long as all its characters may yet be cut.
+        self._open: deque[int] = deque()
 
     def push(self, token: int) -> Piece:
         """Take the next token of the reply."""
         text, stopped = self._matcher.push(self._detokenizer.push(token))
         first = self._detokenizer.first_character
-        self._recent.append(NO_CHARACTER if first is None else first)
+        if first is not None:
+            self._open.append(first)
+        elif self._open:
+            self._open.append(self._open[-1])
         self._released += len(text)
-        if stopped:
-            dropped = self._count_dropped()
-            self.restart()
-            return Piece(text, True, dropped)
-        if NO_CHARACTER < self._recent[-1] < self._released:
-            self._recent.clear()
-        return Piece(text)
+        while self._open and self._open[0] < self._released:
+            self._open.popleft()
+        if not stopped:
+            return Piece(text)
+        dropped = len(self._open)
+        self.restart()
+        return Piece(text, True, dropped)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the tokens so far have text that is not out yet; else none of them is dropped."""
+        return self._matcher.holds or self._detokenizer.holds
 
     def finish(self) -> str:
         """The generation ended otherwise: the text held back so far."""
@@ -79,11 +82,3 @@ class TextStream:
         rest = text if stopped else text + self._matcher.finish()
         self.restart()
         return rest
-
-    def _count_dropped(self) -> int:
-        dropped = 0
-        for first in reversed(self._recent):
-            if NO_CHARACTER < first < self._released:
-                break
-            dropped += 1
-        return dropped

@@ -42,8 +42,8 @@ def naive(tokens: list[int], stops: list[str]) -> tuple[str, bool, int]:
             if found:
                 kept = end - max(map(len, found))
                 places = characters_of(tokens[:count])
-                used = [i for i, place in enumerate(places) if place and min(place) < kept]
-                return text[:kept], True, count - 1 - max(used, default=-1)
+                lost = (i for i, place in enumerate(places) if place and min(place) >= kept)
+                return text[:kept], True, count - next(lost, count)
     return b"".join(map(VOCABULARY.piece, tokens)).decode("utf-8", "replace"), False, 0
 
 
@@ -111,11 +111,25 @@ def test_tokens_before_the_stop_string_are_kept(
     assert pieces[-1].dropped_tokens == dropped
 
 
-def test_control_tokens_next_to_the_stop_string_are_dropped_with_it() -> None:
-    stream = TextStream(VOCABULARY, ["S"])
+def test_control_tokens_go_only_behind_the_first_token_that_goes() -> None:
+    stream = TextStream(VOCABULARY, ["ST"])
     control = VOCABULARY.control_id("<|im_start|>")
-    pieces = [stream.push(token) for token in (ord("a"), control, ord("S"))]
-    assert pieces[-1] == Piece("", True, 2)
+    tokens = [ord("a"), control, ord("S"), control, ord("T")]
+    assert [stream.push(token) for token in tokens][-1] == Piece("", True, 3)
+
+
+@given(WORD_TOKENS, STOP_STRINGS)
+def test_a_token_is_never_dropped_once_nothing_is_held(tokens: list[int], stops: list[str]) -> None:
+    stream, certain = TextStream(VOCABULARY, stops), 0
+    for count, token in enumerate(tokens, 1):
+        piece = stream.push(token)
+        if piece.stopped:
+            assert count - piece.dropped_tokens >= certain
+            return
+        whole = b"".join(map(VOCABULARY.piece, tokens[:count]))
+        if not stream.holds:
+            certain = count
+            assert whole.decode("utf-8", "replace").endswith(piece.text)
 
 
 def test_a_new_generation_begins_after_a_stop_and_after_finish() -> None:
