@@ -87,7 +87,6 @@ class Chat:
         defaults = GenerationParams()
         self.drafter = run.params.drafter if run.params.drafters() else defaults.drafter
         self.draft_max = run.params.draft_max or defaults.draft_max
-        self._run = run
         self._show_stats = show_stats
         self._interactive = interactive
         self._left = False
@@ -133,9 +132,10 @@ class Chat:
             raise KeyboardInterrupt
         if self._show_stats:
             out.stats(stats_line(generation, self.decoder.n_ctx))
-        advice = self.session.totals.advice()
-        if advice:
+        if advice := self.session.totals.advice():
             out.hint(advice)
+        if self._interactive:
+            out.line()
 
     def leave(self) -> None:
         """End the chat after this input."""
@@ -151,7 +151,7 @@ class Chat:
 
     def change_draft(self, name: str) -> None:
         """Load another draft model and draft with it."""
-        self.decoder.set_draft(model_flags.find_draft(name, self._run))
+        self.decoder.set_draft(name)
         names = self.drafter.split("+")
         self.drafter = self.drafter if {"auto", "model"} & {*names} else "auto"
         self.session.set_drafting(self.drafter, self.session.params.draft_max or self.draft_max)

@@ -229,8 +229,8 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
 
     pair = _find_pair(run)
     decoder = SpeculativeDecoder(
-        pair.target.path,
-        pair.draft.path if pair.draft else None,
+        pair.target.name,
+        pair.draft.name if pair.draft else None,
         options=run.options,
         strict_draft=run.draft_is_required,
         chat_template=run.chat_template,
@@ -253,17 +253,6 @@ def _find_pair(run: Run) -> "ResolvedPair":
             raise
         pair = resolve_pair(target, OFF, offline=offline)
         return replace(pair, warnings=(f"Running without a draft model: {error}",))
-
-
-def find_draft(name: str, run: Run) -> Path:
-    """The file of a draft people name in a chat.
-
-    Raises:
-        ModelNotFound, NotAModel, HubError: see `hub.resolve.resolve`.
-    """
-    from specllama.hub.resolve import resolve
-
-    return resolve(name, "draft", offline=run.settings["offline"]).path
 
 
 _BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application.current import get_app
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import History
@@ -48,7 +49,7 @@ class Terminal:
             PROMPT,
             multiline=True,
             prompt_continuation=CONTINUATION,
-            placeholder=FormattedText([("fg:ansibrightblack", "Send a message (/help for help)")]),
+            placeholder=_placeholder,
             key_bindings=_keys(),
             history=history or open_history(),
             completer=ChatCompleter(),
@@ -75,6 +76,12 @@ class Terminal:
                 default = ""
 
 
+def _placeholder() -> FormattedText:
+    """What an empty line shows while it waits, and not once it is left."""
+    text = "" if get_app().is_done else "Send a message (/help for help)"
+    return FormattedText([("fg:ansibrightblack", text)])
+
+
 def _keys() -> KeyBindings:
     """Enter sends (inside an open block: breaks the line); Alt-Enter and Ctrl-J break it."""
     keys = KeyBindings()
@@ -94,8 +101,6 @@ def _keys() -> KeyBindings:
 
     @Condition
     def has_text() -> bool:
-        from prompt_toolkit.application.current import get_app
-
         return bool(get_app().current_buffer.text)
 
     @keys.add("c-c", filter=has_text)

@@ -326,10 +326,7 @@ def test_draft_switches_live(chat: Chat, decoder: FakeDecoder) -> None:
     assert decoder.params[2].draft_max == 3
 
 
-def test_another_draft_model_is_loaded(
-    chat: Chat, decoder: FakeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specllama.cli.model_flags.find_draft", lambda name, _run: Path(name))
+def test_another_draft_model_is_loaded(chat: Chat, decoder: FakeDecoder) -> None:
     result = chat("/draft other.gguf", "/draft mismatch.gguf", "a", args=("--drafter", "none"))
     assert decoder.drafts == ["other.gguf"]
     assert "drafting on: model (other) + suffix" in result.out

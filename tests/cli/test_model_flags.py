@@ -1,0 +1,138 @@
+"""From options, environment and config to a loaded pair."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specllama.cli.main import run
+from specllama.errors import ModelNotFound, PairMismatch
+from specllama.hub.resolve import OFF, ResolvedModel, ResolvedPair
+
+from .fakes import FakeDecoder, FakeText, Reply
+
+
+@dataclass
+class Opened(FakeDecoder):
+    """A decoder that notes how it was opened."""
+
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    decoder = Opened([Reply(tokens=("ok",))])
+
+    def open_decoder(*arguments: Any, **options: Any) -> Opened:
+        decoder.arguments, decoder.options = arguments, options
+        return decoder
+
+    # A module in its place, so that these tests need no llama.cpp.
+    module = SimpleNamespace(SpeculativeDecoder=open_decoder)
+    monkeypatch.setitem(sys.modules, "specllama.decoder", module)
+    monkeypatch.setattr("specllama.hub.resolve.resolve_pair", _resolve_pair)
+    monkeypatch.setattr("sys.stdin", FakeText(tty=True))
+    return decoder
+
+
+def _resolve_pair(target: str | None, draft: str | None, *, offline: bool) -> ResolvedPair:
+    if target == "missing":
+        raise ModelNotFound("No model named 'missing'.")
+    if draft == "bad":
+        raise PairMismatch("Draft cannot serve this target: token 5 differs.")
+    if draft == OFF:
+        return ResolvedPair(_model(target or "builtin"))
+    return ResolvedPair(_model(target or "builtin"), _model(draft or "builtin-draft"))
+
+
+def _model(name: str) -> ResolvedModel:
+    return ResolvedModel(Path(f"{name}.gguf"), name, None)  # type: ignore[arg-type]
+
+
+def test_without_options_the_built_in_pair_is_opened(opened: Opened) -> None:
+    assert run(["generate", "Hi"]) == 0
+    assert opened.arguments == ("builtin", "builtin-draft")
+    assert opened.options["strict_draft"] is False
+
+
+@pytest.mark.parametrize("option", ["-m", "--target", "--model"])
+@pytest.mark.parametrize("draft_option", ["-md", "--draft", "--model-draft", "--draft-model"])
+def test_all_names_of_the_model_options(opened: Opened, option: str, draft_option: str) -> None:
+    assert run(["generate", "Hi", option, "big", draft_option, "small"]) == 0
+    assert opened.arguments == ("big", "small")
+    assert opened.options["strict_draft"] is True
+
+
+def test_none_is_no_draft(opened: Opened) -> None:
+    assert run(["generate", "Hi", "-md", "none"]) == 0
+    assert opened.arguments == ("builtin", None)
+
+
+def test_a_draft_asked_for_by_option_must_fit(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "Hi", "-md", "bad"]) == 1
+    assert "Error: Draft cannot serve this target" in capsys.readouterr().err
+    assert opened.arguments == ()
+
+
+def test_a_draft_from_the_environment_that_does_not_fit_is_a_warning(
+    opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_DRAFT", "bad")
+    assert run(["generate", "Hi"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ok\n"
+    assert captured.err.startswith(
+        "Warning: Running without a draft model: Draft cannot serve this target"
+    )
+    assert opened.arguments == ("builtin", None)
+
+
+def test_a_missing_target_is_an_error_whoever_named_the_draft(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_DRAFT", "bad")
+    assert run(["generate", "Hi", "-m", "missing"]) == 1
+    assert opened.arguments == ()
+
+
+def test_the_decoders_warnings_are_printed(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened.warnings = ["The draft was left out."]
+    run(["generate", "Hi"])
+    assert capsys.readouterr().err == "Warning: The draft was left out.\n"
+
+
+def test_options_win_over_environment_over_config(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("specllama.toml").write_text("ctx_size = 1024\ntemp = 0.1\ntop_k = 1\n")
+    monkeypatch.setenv("SPECLLAMA_TEMP", "0.2")
+    monkeypatch.setenv("SPECLLAMA_TOP_K", "2")
+    run(["generate", "Hi", "--temp", "0.3"])
+    sampling = opened.params[0].sampling
+    assert (sampling.temperature, sampling.top_k) == (0.3, 2)
+    assert opened.options["options"].n_ctx == 1024
+
+
+def test_a_chat_template_comes_from_its_file(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    run(["generate", "Hi", "--chat-template", str(tmp_path / "template.jinja")])
+    assert opened.options["chat_template"] == "{{ messages }}"
+
+
+def test_generate_and_chat_take_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
+    helps = []
+    for command in ("generate", "chat"):
+        assert run([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        helps.append(text[text.index("-m, --target") : text.index("-q, --quiet")])
+    assert helps[0] == helps[1]
