@@ -2,21 +2,20 @@
 
 Commands are loaded when they are called: `COMMANDS` names their module and their one-line help, so
 that `specllama --help` imports none of them. A command is a plain function with Typer annotations
-(or a `typer.Typer` for a group); `common` adds the options that every command has.
+(or a `typer.Typer` for a group); cli/common.py adds the options that every command has.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from specllama.cli.common import MARKUP, Debug, common
 from specllama.cli.errors import report
 from specllama.cli.output import out
 
@@ -40,14 +39,6 @@ HIDDEN = {"ls": "list"}
 WITHOUT_JSON = {"chat"}
 """Commands that have no data to give as JSON."""
 
-MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
-"""Help in panels on a terminal, plain text elsewhere (and half the start-up time)."""
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Data only.")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colour (also NO_COLOR=1).")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-
 
 def main() -> None:
     """Entry point of the console script."""
@@ -64,34 +55,6 @@ def run(args: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         return report(error, debug="--debug" in flags)
     return code if isinstance(code, int) else 0
-
-
-def common(command: Callable[..., Any], *, json: bool) -> Callable[..., Any]:
-    """`command` with -q, --no-color, --debug and, where `json` is set, --json.
-
-    The options configure `out` before the command runs and are not passed on to it: a command asks
-    `out.mode`. (A --jsonl of its own also puts `out` into json mode, see `run`.)
-    """
-    options = {"quiet": Quiet, "no_color": NoColor, "debug": Debug} | (
-        {"json": Json} if json else {}
-    )
-    own = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in options.items()
-    ]
-    parameters = [*own.parameters.values(), *added]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        given = {name: values.pop(name) for name in options}
-        is_json = out.mode == "json" or given.get("json", False)
-        out.configure(json=is_json, quiet=given["quiet"], no_color=given["no_color"])
-        return command(**values)
-
-    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper
 
 
 class LazyGroup(TyperGroup):
@@ -151,3 +114,7 @@ def _stub() -> None:
 
 for _name, (_, _help) in COMMANDS.items():
     app.command(_name, help=_help)(_stub)
+
+
+if __name__ == "__main__":
+    main()

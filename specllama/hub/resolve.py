@@ -82,7 +82,7 @@ def resolve_pair(
         return ResolvedPair(found)
     if draft:
         return _checked(found, resolve(draft, "draft", offline=offline))
-    own = _own_draft(name)
+    own = own_draft(name)
     if own is None:
         return ResolvedPair(found)
     try:
@@ -100,11 +100,12 @@ def resolve(name: str, role: Role = "target", *, offline: bool = False) -> Resol
         NotAModel: a folder, no GGUF, incomplete, or unable to generate text.
         HubError: `offline`, and the repository is not in the cache.
     """
-    path = _find(name, role, offline=offline)
+    path = locate(name, role, offline=offline)
     return ResolvedModel(path, name, read_language_model(path))
 
 
-def _find(name: str, role: Role, *, offline: bool) -> Path:
+def locate(name: str, role: Role = "target", *, offline: bool = False) -> Path:
+    """The file that `name` means, not looked into. Raises what `resolve` raises of it."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -156,7 +157,7 @@ def _checked(target: ResolvedModel, draft: ResolvedModel) -> ResolvedPair:
     return ResolvedPair(target, draft, report)
 
 
-def _own_draft(target: str) -> str | None:
+def own_draft(target: str) -> str | None:
     """The draft that belongs to a name, if one does."""
     if (alias := aliases.load().get(target)) is not None:
         return alias.draft

