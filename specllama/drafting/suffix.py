@@ -31,6 +31,7 @@ class SuffixDrafter:
 
     name = "suffix"
     free = True
+    seconds = 0.0
 
     def __init__(
         self,
@@ -43,6 +44,11 @@ class SuffixDrafter:
         self._min_match = min_match
         self._factor = factor
         self._automata: dict[int, SuffixAutomaton] = {}
+
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt."""
+        automaton = self._automata.setdefault(key, SuffixAutomaton())
+        automaton.extend(ids[len(automaton) :])
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Read each sequence's new tokens, then look its end up in the rest."""
