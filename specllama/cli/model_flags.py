@@ -26,8 +26,20 @@ if TYPE_CHECKING:
     from specllama.hub.resolve import ResolvedPair
 
 
-def _option(meaning: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=meaning, metavar=metavar)
+def _options_of(panel: str) -> Callable[..., Any]:
+    """A `typer.Option` whose help stands in a panel of that name."""
+
+    def option(meaning: str, *names: str, metavar: str | None = None) -> Any:
+        return typer.Option(*names, help=meaning, metavar=metavar, rich_help_panel=panel)
+
+    return option
+
+
+_model = _options_of("Model")
+_prompt = _options_of("Prompt")
+_drafting = _options_of("Drafting")
+_sampling = _options_of("Sampling")
+_machine = _options_of("Machine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,114 +47,117 @@ class ModelFlags:
     """What people typed; None where they typed nothing."""
 
     # fmt: off
-    target: Annotated[str | None, _option(
+    target: Annotated[str | None, _model(
         "Model to answer with: a GGUF path, an alias or user/repo[:QUANT].",
         "-m", "--target", "--model", metavar="MODEL")] = None
-    draft: Annotated[str | None, _option(
+    draft: Annotated[str | None, _model(
         "Small model that guesses ahead, or none.",
         "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL")] = None
-    chat_template: Annotated[Path | None, _option(
+    chat_template: Annotated[Path | None, _model(
         "Jinja chat template to use instead of the model's own.",
         "--chat-template", metavar="FILE")] = None
-    offline: Annotated[bool | None, _option(
+    offline: Annotated[bool | None, _model(
         "Never go to the network.", "--offline")] = None
-    ctx_size: Annotated[int | None, _option(
+    ctx_size: Annotated[int | None, _model(
         "Context length in tokens; 0 takes the model's own, at most 8192.",
         "-c", "--ctx-size", metavar="N")] = None
-    batch_size: Annotated[int | None, _option(
+    batch_size: Annotated[int | None, _model(
         "Most tokens of a prompt to decode at once (512).",
         "-b", "--batch-size", metavar="N")] = None
 
-    max_tokens: Annotated[int | None, _option(
+    max_tokens: Annotated[int | None, _prompt(
         "Most tokens to generate; -1 goes on until the end.",
         "-n", "--max-tokens", "--predict", metavar="N")] = None
-    system: Annotated[str | None, _option(
+    system: Annotated[str | None, _prompt(
         "System prompt.", "-sys", "--system", metavar="TEXT")] = None
-    system_file: Annotated[Path | None, _option(
+    system_file: Annotated[Path | None, _prompt(
         "File with the system prompt.", "-sysf", "--system-file", metavar="FILE")] = None
-    stop: Annotated[list[str] | None, _option(
+    stop: Annotated[list[str] | None, _prompt(
         "End the text before this string (repeatable).", "--stop", metavar="TEXT")] = None
 
-    drafter: Annotated[str | None, _option(
+    drafter: Annotated[str | None, _drafting(
         "auto, none, or drafters joined by +: model, suffix.",
         "--drafter", metavar="NAMES")] = None
-    draft_max: Annotated[int | None, _option(
+    draft_max: Annotated[int | None, _drafting(
         "Most tokens to draft in a round (16).",
         "--draft-max", "--num-draft-tokens", metavar="N")] = None
-    draft_p_min: Annotated[float | None, _option(
+    draft_p_min: Annotated[float | None, _drafting(
         "Stop drafting when the draft's top probability is under P (0 = off).",
         "--draft-p-min", metavar="P")] = None
-    adaptive: Annotated[bool | None, _option(
+    adaptive: Annotated[bool | None, _drafting(
         "Choose draft lengths from measurements; off always drafts --draft-max.",
         "--adaptive/--no-adaptive")] = None
-    verify: Annotated[VerifyName | None, _option(
-        "Rule that checks drafts; auto is coupled with a seed, else rejection.",
-        "--verify")] = None
-    exact: Annotated[bool | None, _option(
+    verify: Annotated[VerifyName | None, _drafting(
+        "Rule that checks drafts: coupled, rejection, block, match; "
+        "auto is coupled with a seed, else rejection.", "--verify", metavar="RULE")] = None
+    exact: Annotated[bool | None, _drafting(
         "Choose the configuration that gives the same bits with and without drafts.",
         "--exact")] = None
 
-    temp: Annotated[float | None, _option(
+    temp: Annotated[float | None, _sampling(
         "Temperature; 0 is greedy (0.8).",
         "--temp", "--temperature", metavar="T")] = None
-    top_k: Annotated[int | None, _option(
+    top_k: Annotated[int | None, _sampling(
         "Keep the K most probable tokens; 0 = all (40).",
         "--top-k", metavar="K")] = None
-    top_p: Annotated[float | None, _option(
+    top_p: Annotated[float | None, _sampling(
         "Keep the smallest set of this probability; 1 = off (0.95).",
         "--top-p", metavar="P")] = None
-    min_p: Annotated[float | None, _option(
+    min_p: Annotated[float | None, _sampling(
         "Drop tokens under P times the top probability; 0 = off (0.05).",
         "--min-p", metavar="P")] = None
-    typical_p: Annotated[float | None, _option(
+    typical_p: Annotated[float | None, _sampling(
         "Locally typical sampling; 1 = off (1).",
         "--typical", "--typical-p", metavar="P")] = None
-    repeat_penalty: Annotated[float | None, _option(
+    repeat_penalty: Annotated[float | None, _sampling(
         "Divide the logits of recent tokens; 1 = off (1).",
         "--repeat-penalty", metavar="X")] = None
-    repeat_last_n: Annotated[int | None, _option(
+    repeat_last_n: Annotated[int | None, _sampling(
         "How many recent tokens the penalties see; -1 = all (64).",
         "--repeat-last-n", metavar="N")] = None
-    frequency_penalty: Annotated[float | None, _option(
+    frequency_penalty: Annotated[float | None, _sampling(
         "Penalty for each earlier occurrence (0).",
         "--frequency-penalty", metavar="X")] = None
-    presence_penalty: Annotated[float | None, _option(
+    presence_penalty: Annotated[float | None, _sampling(
         "Penalty for having occurred (0).",
         "--presence-penalty", metavar="X")] = None
-    logit_bias: Annotated[list[str] | None, _option(
+    logit_bias: Annotated[list[str] | None, _sampling(
         "Add to a token's logit, as 15043+1.5 or 15043-inf (repeatable).",
         "-l", "--logit-bias", metavar="ID±VALUE")] = None
-    seed: Annotated[int | None, _option(
+    seed: Annotated[int | None, _sampling(
         "Seed; -1 draws one.", "-s", "--seed", metavar="N")] = None
 
-    gpu_layers: Annotated[str | None, _option(
+    gpu_layers: Annotated[str | None, _machine(
         "Layers of the target on the GPU (all).",
         "-ngl", "--gpu-layers", metavar="N|all")] = None
-    draft_gpu_layers: Annotated[str | None, _option(
+    draft_gpu_layers: Annotated[str | None, _machine(
         "Layers of the draft on the GPU (all).",
         "-ngld", "--draft-gpu-layers", metavar="N|all")] = None
-    main_gpu: Annotated[int | None, _option(
+    main_gpu: Annotated[int | None, _machine(
         "Index of the GPU to use first.", "--main-gpu", metavar="N")] = None
-    tensor_split: Annotated[str | None, _option(
+    tensor_split: Annotated[str | None, _machine(
         "Share of each GPU, as 3,1.", "--tensor-split", metavar="A,B,…")] = None
-    device: Annotated[str | None, _option(
+    device: Annotated[str | None, _machine(
         "Device for the target.", "--device", metavar="NAME")] = None
-    draft_device: Annotated[str | None, _option(
+    draft_device: Annotated[str | None, _machine(
         "Device for the draft.", "--draft-device", metavar="NAME")] = None
-    threads: Annotated[int | None, _option(
+    threads: Annotated[int | None, _machine(
         "CPU threads.", "-t", "--threads", metavar="N")] = None
-    threads_batch: Annotated[int | None, _option(
+    threads_batch: Annotated[int | None, _machine(
         "CPU threads for prompts and checks of drafts.",
         "-tb", "--threads-batch", metavar="N")] = None
-    draft_threads: Annotated[int | None, _option(
+    draft_threads: Annotated[int | None, _machine(
         "CPU threads for the draft.",
         "-td", "--draft-threads", "--threads-draft", metavar="N")] = None
-    flash_attn: Annotated[FlashAttention | None, _option(
-        "Flash attention (auto).", "-fa", "--flash-attn")] = None
-    cache_type_k: Annotated[CacheType | None, _option(
-        "Number format of the key cache (f16).", "-ctk", "--cache-type-k")] = None
-    cache_type_v: Annotated[CacheType | None, _option(
-        "Number format of the value cache (f16).", "-ctv", "--cache-type-v")] = None
+    flash_attn: Annotated[FlashAttention | None, _machine(
+        "Flash attention: on, off, auto (auto).",
+        "-fa", "--flash-attn", metavar="WHEN")] = None
+    cache_type_k: Annotated[CacheType | None, _machine(
+        "Number format of the key cache: f32, f16, bf16, q8_0 … q4_0 (f16).",
+        "-ctk", "--cache-type-k", metavar="TYPE")] = None
+    cache_type_v: Annotated[CacheType | None, _machine(
+        "Number format of the value cache, as for keys (f16).",
+        "-ctv", "--cache-type-v", metavar="TYPE")] = None
     # fmt: on
 
     def given(self) -> dict[str, Any]:
@@ -220,7 +235,7 @@ def resolve(flags: ModelFlags) -> Run:
 
 
 def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "SpeculativeDecoder":
-    """Find the files and load the models; warnings are printed.
+    """Find the files and load the models; what is in `warnings` then is printed too.
 
     Raises:
         SpecllamaError: see `hub.resolve.resolve_pair` and `SpeculativeDecoder`.
@@ -236,7 +251,8 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
         chat_template=run.chat_template,
         on_progress=on_progress,
     )
-    for warning in (*pair.warnings, *decoder.warnings):
+    decoder.warnings[:0] = pair.warnings
+    for warning in decoder.warnings:
         out.warn(warning)
     return decoder
 

