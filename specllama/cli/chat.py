@@ -87,6 +87,7 @@ class Chat:
         defaults = GenerationParams()
         self.drafter = run.params.drafter if run.params.drafters() else defaults.drafter
         self.draft_max = run.params.draft_max or defaults.draft_max
+        self._offline: bool = run.settings["offline"]
         self._show_stats = show_stats
         self._interactive = interactive
         self._left = False
@@ -151,7 +152,13 @@ class Chat:
 
     def change_draft(self, name: str) -> None:
         """Load another draft model and draft with it."""
-        self.decoder.set_draft(name)
+        from specllama.hub.resolve import NotDownloaded
+
+        try:
+            self.decoder.set_draft(name)
+        except NotDownloaded:
+            model_flags.find_pair(self.decoder.target_name, name, offline=self._offline)
+            self.decoder.set_draft(name)
         names = self.drafter.split("+")
         self.drafter = self.drafter if {"auto", "model"} & {*names} else "auto"
         self.session.set_drafting(self.drafter, self.session.params.draft_max or self.draft_max)

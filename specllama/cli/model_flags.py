@@ -7,7 +7,9 @@ environment, config, alias and default; None means "not given".
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -259,16 +261,27 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
 
 def _find_pair(run: Run) -> "ResolvedPair":
     """The pair that was asked for; without its draft where that cannot serve and need not."""
-    from specllama.hub.resolve import OFF, resolve_pair
-
     target, draft, offline = (run.settings[name] for name in ("target", "draft", "offline"))
     try:
-        return resolve_pair(target, draft, offline=offline)
+        return find_pair(target, draft, offline=offline)
     except ModelError as error:
         if draft is None or run.draft_is_required:
             raise
-        pair = resolve_pair(target, OFF, offline=offline)
+        pair = find_pair(target, "none", offline=offline)
         return replace(pair, warnings=(f"Running without a draft model: {error}",))
+
+
+def find_pair(target: str | None, draft: str | None, *, offline: bool) -> "ResolvedPair":
+    """The files of a pair; what is missing may be downloaded, if a person says so.
+
+    Raises:
+        SpecllamaError: see `hub.resolve.resolve_pair`.
+    """
+    from specllama.cli.download import pair_or_offer
+
+    # What the download prints is no part of an answer on stdout.
+    with redirect_stdout(sys.stderr):
+        return pair_or_offer(target, draft, offline=offline)
 
 
 _BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias")

