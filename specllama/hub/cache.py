@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _delete_from(repo: CachedRepoInfo, names: set[Path]) -> None:
             is_gone = file.file_path.relative_to(revision.snapshot_path) in names
             (gone if is_gone else left).append(file)
     if not any(file.file_path.suffix.lower() == ".gguf" for file in left):
-        _delete_repo(repo)
+        shutil.rmtree(repo.repo_path)
         return
     kept = {file.blob_path for file in left}
     for file in gone:
@@ -94,18 +95,11 @@ def _delete_from(repo: CachedRepoInfo, names: set[Path]) -> None:
             file.blob_path.unlink(missing_ok=True)
 
 
-def _delete_repo(repo: CachedRepoInfo) -> None:
-    from huggingface_hub import scan_cache_dir
-
-    commits = [revision.commit_hash for revision in repo.revisions]
-    scan_cache_dir().delete_revisions(*commits).execute()
-
-
 def _repos() -> list[CachedRepoInfo]:
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        info = scan_cache_dir()
+        info = scan_cache_dir(folder())
     except CacheNotFound:
         return []
     return [repo for repo in info.repos if repo.repo_type == "model"]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes of it that are here, and its size."""
 
-_CHUNK = 1 << 20
 _RETRIES = 5
 _RETRY_WAIT_S = 1.0
 _SHA256_LENGTH = 64
@@ -232,7 +231,7 @@ class Downloader:
             continues = response.status_code == 206
             with partial.open("ab" if continues else "wb") as stream:
                 done = have if continues else 0
-                for chunk in response.iter_bytes(_CHUNK):
+                for chunk in response.iter_bytes():
                     stream.write(chunk)
                     done += len(chunk)
                     if on_progress is not None:

@@ -59,17 +59,21 @@ def parse(text: str) -> Reference | None:
 
 
 def variants(files: Mapping[str, int]) -> list[Variant]:
-    """The GGUF models among a repository's files (name -> bytes), parts of a split one together."""
+    """The GGUF models among a repository's files (name -> bytes), smallest first.
+
+    The parts of a split model are one variant; vision projectors and importance matrices are none.
+    """
     grouped: dict[str, list[str]] = {}
     for name in sorted(files):
         path = PurePosixPath(name)
         if path.suffix.lower() == ".gguf" and not _NOT_A_MODEL.search(path.name):
             shard = shard_of(path.name)
             grouped.setdefault(str(path.parent / shard[0]) if shard else name, []).append(name)
-    return [
+    found = (
         Variant(_quant_of(key), tuple(names), sum(files[name] for name in names))
         for key, names in grouped.items()
-    ]
+    )
+    return sorted(found, key=lambda variant: variant.size)
 
 
 def choose(found: Iterable[Variant], reference: Reference) -> Variant:

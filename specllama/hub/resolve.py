@@ -185,9 +185,10 @@ def _not_found(path: Path, name: str) -> ModelNotFound:
 def _nearest_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f"There is no folder {path.parent}."
-    names = [file.name for file in path.parent.glob("*.gguf")]
-    close = get_close_matches(path.name, names, n=3, cutoff=0.5) or sorted(names)[:3]
-    return f"Nearest in that folder: {', '.join(close)}." if close else "That folder has no .gguf."
+    stems = sorted(file.stem for file in path.parent.glob("*.gguf"))
+    close = get_close_matches(path.stem, stems, n=3, cutoff=0.5) or stems[:3]
+    names = ", ".join(f"{stem}.gguf" for stem in close)
+    return f"Nearest in that folder: {names}." if names else "That folder has no .gguf."
 
 
 def _models_in(folder: Path) -> str:

@@ -1,0 +1,45 @@
+"""The memory estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specllama.hub.gguf import read
+from specllama.hub.memory import context_length, estimate
+from specllama.options import ModelOptions
+from tests.hub.ggufs import write_gguf
+
+
+def test_key_value_cache_of_plain_attention(tmp_path: Path) -> None:
+    """2 layers x 2 KV heads x head width 8/4, keys and values, 2 bytes each."""
+    header = read(write_gguf(tmp_path / "m.gguf"))
+    memory = estimate(header, 1000)
+
+    assert memory.kv_cache == 1000 * 2 * 2 * 2 * 2 * 2
+    assert memory.weights == 4096
+    assert memory.total == memory.weights + memory.kv_cache + memory.compute
+
+
+def test_a_quantised_cache_is_smaller(tmp_path: Path) -> None:
+    header = read(write_gguf(tmp_path / "m.gguf", extra={"llama.attention.key_length": 32}))
+    full = estimate(header, 1024, ModelOptions(cache_type_v="f16")).kv_cache
+    half = estimate(header, 1024, ModelOptions(cache_type_k="q8_0")).kv_cache
+    assert full - half == 1024 * 4 * 32 * 2 - 1024 * 4 * 34
+
+
+def test_heads_by_layer(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    header = read(path)
+    layered = type(header)(
+        header.path,
+        dict(header.metadata) | {"llama.attention.head_count_kv": [2, 0]},
+        header.tensors,
+        header.file_size,
+    )
+    assert estimate(layered, 1000).kv_cache * 2 == estimate(header, 1000).kv_cache
+
+
+def test_context_length(tmp_path: Path) -> None:
+    header = read(write_gguf(tmp_path / "m.gguf"))
+    assert context_length(header, 512) == 512
+    assert context_length(header, 0) == 2048
