@@ -114,19 +114,24 @@ def largest(values: NDArray[np.floating], count: int) -> IntArray:
 
 
 def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
-    """Positions, rising, of every value not below the `count`-th largest (1 <= count)."""
+    """Positions, rising, of every value not below the `count`-th largest (1 <= count), and NaN."""
     if count >= len(values):
         return _all_ids(len(values))
     columns = len(values) // _BLOCK
     if count > columns // 4:
-        return np.flatnonzero(values >= _kth_largest(values, count))
+        return _not_below(values, _kth_largest(values, count))
     # The count-th largest of the block maxima cannot exceed the count-th largest value. Blocks
     # are columns of a table, since a maximum over rows is one vector instruction a row.
     maxima = values[: columns * _BLOCK].reshape(_BLOCK, columns).max(axis=0)
-    found = np.flatnonzero(values >= _kth_largest(maxima, count))
+    found = _not_below(values, _kth_largest(maxima, count))
     candidates = values[found]
-    enough: IntArray = found[candidates >= _kth_largest(candidates, count)]
+    enough: IntArray = found[_not_below(candidates, _kth_largest(candidates, count))]
     return enough
+
+
+def _not_below(values: NDArray[np.floating], bound: np.floating) -> IntArray:
+    # not `>=`: NaN has to stay, for the caller to see that the row is broken
+    return np.flatnonzero(~(values < bound))
 
 
 def _kth_largest(values: NDArray[np.floating], count: int) -> np.floating:
@@ -201,14 +206,14 @@ def _typical(values: Row, top: np.float32, typical_p: float) -> IntArray:
 
     Tokens enter by how near their surprise is to the entropy, until their mass *exceeds* p.
     """
-    weights = _weights(values, top, 1.0)
+    # the floor keeps a forbidden token's -inf out of the sums; its weight is 0 either way
+    shifted = np.maximum(values - top, np.float32(-1e4))
+    weights = np.exp(shifted)
     total = float(weights.sum(dtype=np.float64))
-    surprise = math.log(total) - (values.astype(np.float64) - top)
-    possible = weights > 0.0
-    entropy = float((weights[possible] * surprise[possible]).sum()) / total
-    return _prefix(
-        -np.abs(surprise - entropy), weights, math.nextafter(typical_p * total, math.inf)
-    )
+    mean = float((weights * shifted).sum(dtype=np.float64)) / total
+    # surprise - entropy = (log total - shifted) - (log total - mean)
+    distance = np.abs(shifted - np.float32(mean))
+    return _prefix(-distance, weights, math.nextafter(typical_p * total, math.inf))
 
 
 def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: float) -> IntArray:
@@ -221,7 +226,7 @@ def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: flo
         reached = np.cumsum(weights[found][falling], dtype=np.float64)
         if reached[-1] >= mass or len(found) == len(keys):
             break
-        size *= 16
+        size *= 8
     count = int(np.searchsorted(reached, mass)) + 1
     kept: IntArray = found[largest(likely, count)]
     return kept

@@ -1,0 +1,112 @@
+"""Laws over tokens, and what is left of one after another."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from specllama.sampling.distribution import Distribution, residual, residual_weights
+
+SIZE = 12
+weights = st.lists(st.sampled_from([0.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 3.0]), min_size=1, max_size=SIZE)
+
+
+def law_from(values: list[float], first: int = 0) -> Distribution:
+    ids = np.arange(first, first + len(values))
+    law = Distribution.from_weights(ids, np.array(values))
+    assume(law is not None)
+    assert law is not None
+    return law
+
+
+def dense(law: Distribution) -> np.ndarray:
+    full = np.zeros(3 * SIZE)
+    full[law.ids] = law.probs
+    return full
+
+
+laws = st.builds(law_from, weights, st.integers(0, SIZE))
+
+
+@given(weights, st.integers(0, SIZE))
+def test_from_weights_normalises_and_drops_zeros(values: list[float], first: int) -> None:
+    given_weights = np.array(values)
+    law = Distribution.from_weights(np.arange(first, first + len(values)), given_weights)
+    np.testing.assert_array_equal(given_weights, values)
+    if law is None:
+        assert sum(values) == 0.0
+        return
+    assert law.probs.sum() == pytest.approx(1.0)
+    assert (law.probs > 0.0).all()
+    assert (np.diff(law.ids) > 0).all()
+    expected = np.array(values) / sum(values)
+    np.testing.assert_allclose(dense(law)[first : first + len(values)], expected)
+
+
+@given(laws)
+def test_prob_and_at_read_the_law(law: Distribution) -> None:
+    full = dense(law)
+    tokens = np.arange(3 * SIZE)
+    np.testing.assert_array_equal(law.at(tokens), full)
+    np.testing.assert_array_equal([law.prob(int(t)) for t in tokens], full)
+    np.testing.assert_array_equal(law.at(law.ids), law.probs)
+
+
+@given(laws, st.integers(1, SIZE + 3))
+def test_top_is_the_head_of_a_full_sort(law: Distribution, count: int) -> None:
+    order = np.lexsort((law.ids, -law.probs))[:count]
+    assert law.top(count) == law.ids[order].tolist()
+
+
+@given(laws, st.integers(0, 2 * SIZE))
+def test_without_is_the_conditional_law(law: Distribution, token: int) -> None:
+    rest = law.without(token)
+    expected = dense(law)
+    expected[token] = 0.0
+    if rest is None:
+        assert law.prob(token) == 1.0
+        return
+    np.testing.assert_allclose(dense(rest), expected / expected.sum(), rtol=1e-12)
+
+
+def test_a_point_is_certain() -> None:
+    point = Distribution.point(5)
+    assert (point.prob(5), point.prob(4), point.top(3)) == (1.0, 0.0, [5])
+    assert point.without(5) is None
+
+
+@given(laws, laws, st.sampled_from([1.0, 0.7, 0.01, 0.0]))
+def test_residual_is_the_positive_part_of_the_difference(
+    target: Distribution, draft: Distribution, scale: float
+) -> None:
+    expected = np.maximum(scale * dense(target) - dense(draft), 0.0)
+    left = residual_weights(target, draft, scale)
+    np.testing.assert_allclose(left, expected[target.ids], atol=1e-15)
+    law = residual(target, draft, scale)
+    if law is None:
+        assert expected.sum() < 1e-15
+    elif expected.sum() > 1e-12:
+        np.testing.assert_allclose(dense(law), expected / expected.sum(), atol=1e-9)
+
+
+@given(laws)
+def test_nothing_is_left_of_a_law_after_itself(law: Distribution) -> None:
+    assert residual(law, law) is None
+    assert residual_weights(law, Distribution(law.ids.copy(), law.probs)).sum() == 0.0
+
+
+@given(laws, laws)
+def test_overlap_and_residual_make_up_the_target(target: Distribution, draft: Distribution) -> None:
+    """min(p, q) + (p - q)+ = p: the identity rejection sampling rests on."""
+    overlap = np.minimum(target.probs, draft.at(target.ids))
+    np.testing.assert_allclose(overlap + residual_weights(target, draft), target.probs, atol=1e-15)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_an_untruncated_law_and_one_with_gaps_read_alike(gap: bool) -> None:
+    ids = np.arange(1000) * (2 if gap else 1) + 10
+    probs = np.random.default_rng(0).dirichlet(np.ones(1000))
+    law = Distribution(ids, probs)
+    tokens = np.array([0, 9, 10, 11, 12, int(ids[-1]), int(ids[-1]) + 1, 10**9])
+    expected = [dict(zip(ids.tolist(), probs, strict=True)).get(int(t), 0.0) for t in tokens]
+    np.testing.assert_array_equal(law.at(tokens), expected)
