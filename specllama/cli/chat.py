@@ -16,7 +16,13 @@ from specllama.cli.chat_session import ChatSession, Play
 from specllama.cli.commands import is_command, run_command
 from specllama.cli.errors import report
 from specllama.cli.generate_stats import stats_line
-from specllama.cli.generate_stream import Meter, Start, follow, write_token
+from specllama.cli.generate_stream import (
+    Meter,
+    Start,
+    ctrl_c_afterwards,
+    follow,
+    write_token,
+)
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
 from specllama.cli.repl_lines import Entry, Pipe
@@ -155,13 +161,17 @@ class Chat:
         from specllama.hub.resolve import NotDownloaded
 
         try:
-            self.decoder.set_draft(name)
+            self._load_draft(name)
         except NotDownloaded:
             model_flags.find_pair(self.decoder.target_name, name, offline=self._offline)
-            self.decoder.set_draft(name)
+            self._load_draft(name)
         names = self.drafter.split("+")
         self.drafter = self.drafter if {"auto", "model"} & {*names} else "auto"
         self.session.set_drafting(self.drafter, self.session.params.draft_max or self.draft_max)
+
+    def _load_draft(self, name: str) -> None:
+        with out.spinner(f"Loading {name}"), ctrl_c_afterwards():
+            self.decoder.set_draft(name)
 
     def describe(self) -> list[str]:
         """Target, draft and context, a line each."""

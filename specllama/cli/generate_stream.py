@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -89,6 +90,22 @@ class CtrlC:
         self._pressed = True
         if self._stream is not None:
             self._stream.cancel()
+
+
+@contextmanager
+def ctrl_c_afterwards() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block.
+
+    While a model loads, Python runs in callbacks from C, where an exception would be swallowed.
+    """
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 class Meter:

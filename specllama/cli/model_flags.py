@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specllama.cli import settings
+from specllama.cli.generate_stream import ctrl_c_afterwards
 from specllama.cli.output import out
 from specllama.cli.settings import Settings
 from specllama.errors import ModelError, UsageError
@@ -245,14 +246,15 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
     from specllama.decoder import SpeculativeDecoder
 
     pair = _find_pair(run)
-    decoder = SpeculativeDecoder(
-        pair.target.name,
-        pair.draft.name if pair.draft else None,
-        options=run.options,
-        strict_draft=run.draft_is_required,
-        chat_template=run.chat_template,
-        on_progress=on_progress,
-    )
+    with ctrl_c_afterwards():
+        decoder = SpeculativeDecoder(
+            pair.target.name,
+            pair.draft.name if pair.draft else None,
+            options=run.options,
+            strict_draft=run.draft_is_required,
+            chat_template=run.chat_template,
+            on_progress=on_progress,
+        )
     decoder.warnings[:0] = pair.warnings
     for warning in decoder.warnings:
         out.warn(warning)

@@ -10,7 +10,7 @@ from prompt_toolkit.document import Document
 
 from specllama.cli import commands_settings
 from specllama.cli.commands import BY_NAME, COMMANDS
-from specllama.hub import aliases
+from specllama.hub import aliases, builtin
 from specllama.options import DRAFTER_NAMES, VerifyName
 
 
@@ -39,7 +39,8 @@ class ChatCompleter(Completer):
 
 
 def _drafts(_argument: str) -> list[str]:
-    return ["on", "off", *sorted(aliases.load())]
+    shipped = [builtin.DRAFT] if builtin.find_draft() else []
+    return ["on", "off", *shipped, *sorted(aliases.load())]
 
 
 def _settings(argument: str) -> list[str]:

@@ -42,6 +42,7 @@ class Reply:
         finish: why it ends when nobody cancels.
         error: raised instead of (or, with `tokens`, after) the tokens.
         interrupt_after: press Ctrl-C once that many tokens were shown.
+        interrupt_prompt: press Ctrl-C while the prompt is read.
         delay: seconds before each token.
         tok_s: the decode rate the statistics report.
         rounds: the rounds the statistics report; None derives them from `drafted`.
@@ -52,6 +53,7 @@ class Reply:
     finish: FinishReason = "stop"
     error: Exception | None = None
     interrupt_after: int | None = None
+    interrupt_prompt: bool = False
     delay: float = 0.0
     tok_s: float = 40.0
     rounds: int | None = None
@@ -239,6 +241,8 @@ class FakeDecoder:
         reply = self.replies[min(len(self.prompts), len(self.replies) - 1)]
         self.prompts.append(prompt)
         self.params.append(params)
+        if reply.interrupt_prompt:
+            signal.raise_signal(signal.SIGINT)
         if on_prompt is not None:
             on_prompt(words, words)
         return FakeStream(reply, words, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli.generate_stream import Meter, ctrl_c_afterwards
+from specllama.cli.output import out
 from specllama.errors import ContextFull, OutOfMemory
 from specllama.hub import builtin
 
-from .fakes import FakeDecoder, Reply, Result, run_with, say
+from .fakes import FakeDecoder, FakeText, Reply, Result, run_with, say
 
 Generate = Callable[..., Result]
 FAKES = Path(__file__).with_name("fakes.py")
@@ -268,6 +271,12 @@ def test_ctrl_c_ends_with_the_text_so_far_the_figures_and_130(
     assert decoder.closed
 
 
+def test_ctrl_c_while_the_prompt_is_read_ends_it(generate: Generate, decoder: FakeDecoder) -> None:
+    decoder.replies = [say("one", interrupt_prompt=True)]
+    assert generate("Hi") == Result(130, "", "")
+    assert decoder.closed
+
+
 def test_ctrl_c_leaves_a_whole_json_object(generate: Generate, decoder: FakeDecoder) -> None:
     decoder.replies = [say("one two three four", interrupt_after=2)]
     result = generate("Hi", "--json")
@@ -286,6 +295,39 @@ def test_a_reader_who_has_had_enough_ends_it_quietly() -> None:
     )
     assert done.stdout == "word0"
     assert done.stderr == ""
+
+
+# Progress
+
+
+def test_long_work_draws_a_bar_on_a_terminal_and_nothing_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out.configure()
+    drawn = {}
+    for tty in (True, False):
+        monkeypatch.setattr(sys, "stderr", FakeText(tty=tty))
+        with Meter(patience=0.0) as meter:
+            meter.update("reading the prompt", 0.5)
+        drawn[tty] = sys.stderr.text  # type: ignore[attr-defined]
+    assert "reading the prompt" in drawn[True]
+    assert drawn[False] == ""
+
+
+def test_short_work_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", FakeText(tty=True))
+    with Meter() as meter:
+        meter.update("loading target", 0.5)
+    assert sys.stderr.text == ""  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_waits_for_a_model_to_be_loaded() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), ctrl_c_afterwards():
+        signal.raise_signal(signal.SIGINT)
+        steps.append("loaded")
+    assert steps == ["loaded"]
 
 
 # The real command
