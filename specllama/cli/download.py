@@ -73,6 +73,9 @@ def download(
         _list(_repository(wanted[0].name), how)
         return
     fetched = [_get(part, how) for part in wanted]
+    for part in fetched:
+        for path in part.paths:
+            out.line(str(path))
     report = None
     if len(fetched) > 1 and not dry_run:
         report = _check_pair(model, draft, fetched)
@@ -276,8 +279,6 @@ def _planned(name: str, plan: Plan) -> _Fetched:
 def _done(name: str, paths: Sequence[Path], *, shipped: bool = False) -> _Fetched:
     if shipped:
         out.status(f"{name} is built in.")
-    for path in paths:
-        out.line(str(path))
     data = {
         "name": name,
         "paths": [str(path) for path in paths],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from specllama.cli.main import run
+from tests.hub.conftest import use_hub
+from tests.hub.standin import StandIn, serving
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a working directory of the test's own, and no settings from outside."""
+    """A home, a HF cache and a folder to work in of the test's own; no settings from outside."""
+    use_hub(monkeypatch, tmp_path, "http://127.0.0.1:9")
     for variable in [name for name in os.environ if name.startswith("SPECLLAMA_")]:
         monkeypatch.delenv(variable)
     for folder in ("home", "work"):
@@ -44,3 +47,11 @@ def cli(
         return Result(code, captured.out, captured.err)
 
     return invoke
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A stand-in for Hugging Face."""
+    with serving(StandIn()) as hub:
+        use_hub(monkeypatch, tmp_path, hub.url)
+        yield hub
