@@ -66,7 +66,11 @@ class Source(Protocol):
     """Where inputs come from."""
 
     def read(self, default: str = "") -> Entry | None:
-        """The next input, `default` being there to edit; None at the end."""
+        """The next input, `default` being there to edit; None at the end.
+
+        Raises:
+            UsageError: this one is no text; the next may be.
+        """
 
 
 def _source(interactive: bool) -> Source:
@@ -113,11 +117,15 @@ class Chat:
             with self._surviving():
                 self.take(Entry(first, is_block=True))
         while not self._left:
-            with self._surviving():
-                default, self._to_edit = self._to_edit, ""
+            default, self._to_edit = self._to_edit, ""
+            try:
                 entry = source.read(default)
-                if entry is None:
-                    break
+            except UsageError as error:
+                self._code = report(error)
+                continue
+            if entry is None:
+                break
+            with self._surviving():
                 self.take(entry)
         return 0 if self._interactive else self._code
 

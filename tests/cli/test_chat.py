@@ -136,6 +136,15 @@ def test_a_line_that_is_not_utf8_is_skipped_with_a_sentence(
     assert "The input is not UTF-8" in result.err
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_an_input_that_cannot_be_read_ends_the_chat() -> None:
+    command = [sys.executable, str(Path(__file__).with_name("fakes.py")), "chat"]
+    with open("/proc/self/mem", "rb") as unreadable:
+        done = subprocess.run(command, stdin=unreadable, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count(b"Error:") == 1
+
+
 def test_ctrl_c_ends_a_piped_chat(chat: Chat, decoder: FakeDecoder) -> None:
     decoder.replies = [say("one two three", interrupt_after=2)]
     result = chat("a", "b")
