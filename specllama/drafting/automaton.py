@@ -28,17 +28,6 @@ class SuffixAutomaton:
             occurrence than the latest.
     """
 
-    __slots__ = (
-        "_end",
-        "_last",
-        "_length",
-        "_link",
-        "_next",
-        "match_end",
-        "match_length",
-        "tokens",
-    )
-
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         # Per state: transitions; the state of its longest suffix with other occurrences; the
@@ -81,18 +70,12 @@ class SuffixAutomaton:
             place += 1
 
     def _append(self, token: int) -> None:
-        self.tokens.append(token)
-        known = self._next[self._last].get(token)
-        if known is None:
-            self._last = self._add_state(token)
-            self._take_match(self._link[self._last])
-        else:
-            # Only the beginning of a later document can already be known as a whole.
-            self._last = self._only_with(self._last, token, known)
-            self._take_match(self._last)
+        """Add the state of the whole current document, `token` now at its end.
 
-    def _add_state(self, token: int) -> int:
-        """The state of the whole current document, with `token` at its end."""
+        The beginning of a later document may have a state already; it gets a second one, which
+        nothing leads to, and so the match is always the state's link.
+        """
+        self.tokens.append(token)
         transitions, link = self._next, self._link
         new = len(transitions)
         transitions.append({})
@@ -105,7 +88,8 @@ class SuffixAutomaton:
             state = link[state]
         if state >= 0:
             link[new] = self._only_with(state, token, transitions[state][token])
-        return new
+        self._last = new
+        self._take_match(link[new])
 
     def _only_with(self, state: int, token: int, target: int) -> int:
         """The state of just those substrings of `target` that are one of `state` plus `token`."""

@@ -243,6 +243,23 @@ def test_tokens_of_another_text_than_the_content_lose_to_the_content() -> None:
     assert "assistant\nedited<|im_end|>" in bytes_of(vocabulary, after)
 
 
+def test_tokens_that_part_from_the_content_within_a_character_leave_it_whole() -> None:
+    vocabulary = FakeVocabulary(chat_template=CHATML)
+    before, after = conversation(vocabulary, [ord("a"), *"è".encode()], "aé")
+    assert after[: len(before) + 1] == [*before, ord("a")]
+    assert bytes_of(vocabulary, after[len(before) :]).startswith("aé<|im_end|>")
+
+
+def test_a_prompt_that_a_template_takes_back_costs_the_reply_not_the_text() -> None:
+    opens_reasoning = CHATML.replace("assistant\n'", "assistant\n<think>'")
+    vocabulary = FakeVocabulary(SPLIT_WORDS, chat_template=opens_reasoning)
+    before, after = conversation(vocabulary, ids_of(vocabulary, "He", "llo"), "Hello")
+    assert bytes_of(vocabulary, before).endswith("<think>")
+    shared = len(before) - len("<think>")
+    assert after[:shared] == before[:shared]
+    assert bytes_of(vocabulary, after) == encoded_at_once(vocabulary, "Hello")
+
+
 def test_an_end_of_generation_token_among_the_replys_is_not_doubled() -> None:
     vocabulary = FakeVocabulary(SPLIT_WORDS, chat_template=CHATML)
     end = vocabulary.control_id("<|im_end|>")
