@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.drafting.follower import Follower
 from specllama.drafting.model import ModelDrafter
 from specllama.errors import NotAModel
 from specllama.hub.pair import check_files
@@ -106,7 +107,7 @@ def load_draft(
     except BaseException:
         model.close()
         raise
-    drafter = ModelDrafter(context, pair.shared_size, pair.differing_ids)
+    drafter = ModelDrafter(Follower(context, pair.shared_size, pair.differing_ids))
     return DraftModel(found.name, model, context, drafter, pair)
 
 

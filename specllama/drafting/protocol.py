@@ -21,9 +21,10 @@ class Want:
         key: the sequence, the same from round to round.
         ids: all its ids, prompt and reply; between `rewind`s they only grow.
         limit: the most tokens to draft (at least 1).
-        law: the sequence's sampling chain: (logits row, drafted path) -> the law to draw from.
+        law: (logits row, drafted path) -> the law to draw from.
         chance: draws children from a law as the verification rule needs them.
-        keeps_laws: the rule reads the laws, so the proposal has to carry them.
+        keeps_laws: the rule reads the laws, so the proposal has to carry them; otherwise drafts
+            may be chosen and dropped at will.
         go_on: asked with (tokens drafted so far, probability of the best next token) before that
             token is drawn, and with (tokens drafted so far, None) before work that would show
             that probability; False ends the chain. Never drop a token that was drawn: that

@@ -231,4 +231,4 @@ def _common(first: Ids[int], second: Ids[int]) -> int:
     limit = min(len(first), len(second))
     if first[:limit] == second[:limit]:
         return limit
-    return next(n for n in range(limit) if first[n] != second[n])
+    return next((n for n in range(limit) if first[n] != second[n]), limit)

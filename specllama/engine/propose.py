@@ -84,9 +84,9 @@ def _want(live: Live, limit: int, policy: Policy) -> Want:
         key=live.key,
         ids=live.ids,
         limit=limit,
-        law=live.law,
-        chance=live.chance,
-        keeps_laws=live.request.rule.uses_law,
+        law=live.draft_law,
+        chance=live.draft_chance,
+        keeps_laws=live.keeps_laws,
         go_on=policy.go_on,
     )
 

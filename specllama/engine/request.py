@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.results import FinishReason
-from specllama.sampling.chain import Sampler
 from specllama.sampling.params import SamplingParams
 from specllama.verification import Rule
 
@@ -40,10 +39,6 @@ class Request:
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True
-
-    def sampler(self) -> Sampler:
-        """A fresh sampling chain."""
-        return Sampler(self.sampling)
 
 
 @dataclass(frozen=True, slots=True)

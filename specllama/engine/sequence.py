@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.engine.request import Request
 from specllama.results import FinishReason, SourceStats, SpecStats
+from specllama.sampling.chain import Sampler
 from specllama.sampling.distribution import Distribution
+from specllama.sampling.noise import GreedyDrafts
 from specllama.scheduling.scheduler import Account
 from specllama.verification.types import Proposal
 
@@ -21,6 +24,8 @@ class Sequence:
         key: its slot: the sequence id in every cache.
         ids: prompt and emitted tokens; the last one is in no cache.
         n_prompt: how many of them are the prompt.
+        chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
+        keeps_laws: proposals have to carry the laws they were drawn from.
         n_cached: how many of those were still in the cache.
         finish: why it ended, None while it lives.
         dropped: latest tokens taken back because they belong to a stop string.
@@ -33,7 +38,13 @@ class Sequence:
         self.ids = list(request.ids)
         self.n_prompt = len(self.ids)
         self.chance = request.rule.chance(request.seed)
-        self.sampler = request.sampler()
+        self.sampler = Sampler(request.sampling)
+        greedy = request.sampling.temperature == 0.0
+        self.keeps_laws = request.rule.uses_law and not greedy
+        self.draft_chance = GreedyDrafts(request.seed) if greedy else self.chance
+        self._draft_sampler = (
+            Sampler(replace(request.sampling, temperature=1.0)) if greedy else self.sampler
+        )
         self.stats = SpecStats()
         self.n_cached = 0
         self.finish: FinishReason | None = None
@@ -53,6 +64,11 @@ class Sequence:
     def law(self, row: NDArray[np.float32], path: Ids[int]) -> Distribution:
         """The sampling chain's law after the ids so far and a drafted path."""
         return self.sampler.distribution(row, self._window(path))
+
+    def draft_law(self, row: NDArray[np.float32], path: Ids[int]) -> Distribution:
+        """The law drafts come from: the target's chain, but ranked by probability where that is
+        greedy, since one certain token would tell neither a confidence nor a second choice."""
+        return self._draft_sampler.distribution(row, self._window(path))
 
     def _window(self, path: Ids[int]) -> Ids[int]:
         """The latest ids that the penalties look at; nothing is copied where they are off."""

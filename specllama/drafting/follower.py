@@ -1,0 +1,105 @@
+"""A draft model's cache, following what the sequences say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.drafting.protocol import Want
+from specllama.llama.cache import Backend, TokenCache
+from specllama.sampling.distribution import Distribution
+
+
+class Follower:
+    """What every drafter with a model does before it drafts.
+
+    Args:
+        backend: the draft's context.
+        n_shared: token ids below this mean the same in target and draft.
+        never: ids below `n_shared` that do not, and so are never drafted.
+    """
+
+    def __init__(
+        self, backend: Backend, n_shared: int | None = None, never: Collection[int] = ()
+    ) -> None:
+        self.cache = TokenCache(backend)
+        self._agreed: dict[int, int] = {}
+        self._n_shared = backend.n_vocab if n_shared is None else n_shared
+        self._never = np.array(sorted(never), np.int64)
+
+    @property
+    def backend(self) -> Backend:
+        """The draft's context."""
+        return self.cache.backend
+
+    def hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
+        """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
+        if len(ids) >= self.backend.n_ctx:
+            return False
+        if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
+            self.cache.truncate(key, len(ids) - 1)
+        self._agreed[key] = len(ids)
+        return max(ids[self.cache.length(key) :]) < self._n_shared
+
+    def read(self, wants: Sequence[Want]) -> list[tuple[Want, NDArray[np.float32]]]:
+        """Read every sequence to its end, in one batch; the draft's logits after each.
+
+        Sequences that the draft cannot follow (no room, ids it does not know) are left out. The
+        rows are views, valid until the next decode. What comes after can be dropped again.
+        """
+        able = [want for want in wants if self._catch_up(want)]
+        if not able:
+            return []
+        pending = [want.ids[self.cache.length(want.key) :] for want in able]
+        rows = self.decode([want.key for want in able], pending)
+        for want in able:
+            self.cache.guard(want.key, want.ids)
+        return list(zip(able, rows, strict=True))
+
+    def _catch_up(self, want: Want) -> bool:
+        """Leave at most one batch of ids pending."""
+        room = self.backend.n_ctx - len(want.ids)
+        if room < want.limit or not self.hold_prefix(want.key, want.ids):
+            return False
+        if len(want.ids) - self.cache.length(want.key) > self.backend.n_batch:
+            self.cache.fill(want.key, want.ids[:-1])
+        return True
+
+    def decode(
+        self, keys: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]]:
+        """Append tokens to sequences in one batch; the logits after the last token of each.
+
+        Too much for one batch goes sequence by sequence.
+        """
+        if sum(map(len, tokens)) > self.backend.n_batch and len(keys) > 1:
+            return [
+                self.decode([key], [run])[0].copy() for key, run in zip(keys, tokens, strict=True)
+            ]
+        positions: list[int] = []
+        sequences: list[tuple[int, ...]] = []
+        outputs: list[bool] = []
+        for key, run in zip(keys, tokens, strict=True):
+            start = self.cache.length(key)
+            positions += range(start, start + len(run))
+            sequences += [(key,)] * len(run)
+            outputs += [False] * (len(run) - 1) + [True]
+        flat = [token for run in tokens for token in run]
+        rows = self.backend.decode(flat, positions, sequences, outputs)
+        for key, run in zip(keys, tokens, strict=True):
+            self.cache.record(key, run)
+        return list(rows)
+
+    def law(self, want: Want, row: NDArray[np.float32], path: Sequence[int]) -> Distribution | None:
+        """The law of the next draft token, over ids that mean the same to the target."""
+        law = want.law(row[: self._n_shared], path)
+        if not len(self._never):
+            return law
+        foreign = np.isin(law.ids, self._never, assume_unique=True)
+        return Distribution.from_weights(law.ids, np.where(foreign, 0.0, law.probs))
+
+    def rewind(self, key: int, length: int) -> None:
+        """Compare the cache with the ids again from `length` on."""
+        self._agreed[key] = min(length, self._agreed.get(key, 0))
