@@ -129,7 +129,10 @@ def edited(text: str) -> str:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keys pressed meanwhile do not show between the words of a reply; they come at the prompt."""
+    """Keys pressed meanwhile do not show between the words of a reply; they come at the prompt.
+
+    Ctrl-C stays a signal, and Enter stays Enter (a terminal's own line editing makes it Ctrl-J).
+    """
     if sys.platform == "win32":
         yield
         return
@@ -138,7 +141,8 @@ def unechoed() -> Iterator[None]:
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     silent = [*before]
-    silent[3] = before[3] & ~termios.ECHO
+    silent[0] &= ~termios.ICRNL
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
     try:
         yield

@@ -304,5 +304,6 @@ def run_with(
 if __name__ == "__main__":
     # `python fakes.py chat`: the real command in a real terminal, each reply slow enough to stop.
     slow = say(" ".join(f"word{index}" for index in range(400)), delay=0.02)
-    model_flags.open_decoder = lambda *_: FakeDecoder([slow])  # type: ignore[assignment,return-value]
+    short = say(" ".join(f"ahead{index}" for index in range(20)), delay=0.05)
+    model_flags.open_decoder = lambda *_: FakeDecoder([slow, short])  # type: ignore[assignment,return-value]
     sys.exit(run(sys.argv[1:]))

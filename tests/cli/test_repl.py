@@ -251,8 +251,11 @@ def test_a_chat_in_a_real_terminal(own_home: Path) -> None:
     child.expect_exact("(stopped)")
     child.expect_exact("tok/s")
     child.expect_exact(">>> ")
-    child.send(f"\x7f/context{ENTER}")
-    child.expect_exact("1 turn")
+    child.send(f"again{ENTER}")
+    child.expect_exact("ahead2")
+    child.send(f"xx\x7f\x7f/context{ENTER}")  # waits for the prompt, and does not show before
+    child.expect_exact("ahead19")
+    child.expect_exact("2 turns")
     child.expect_exact(">>> ")
     child.sendintr()
     child.expect_exact("Ctrl-D or /exit to leave")
@@ -264,4 +267,5 @@ def test_a_chat_in_a_real_terminal(own_home: Path) -> None:
     reply = next(line for line in screen.lines if line.startswith("word0 word1"))
     assert "^C" not in "".join(screen.lines)
     assert "x" not in reply
-    assert (own_home / "history").read_text().splitlines() == ['"hello"', '"/context"']
+    assert "ahead0 ahead1 ahead2 ahead3 ahead4" in "".join(screen.lines)
+    assert (own_home / "history").read_text().splitlines() == ['"hello"', '"again"', '"/context"']
