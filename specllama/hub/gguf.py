@@ -278,7 +278,7 @@ def shard_of(name: str) -> tuple[str, int, int] | None:
 def _why_not_a_language_model(header: Header) -> str:
     kind = str(header.metadata.get("general.type", "model"))
     if kind != "model":
-        return f"holds no model but a {kind}"
+        return f"is no model (its type is {kind})"
     if any(part in header.architecture for part in _NOT_GENERATIVE):
         return f"is an embedding or encoder model ({header.architecture})"
     if header.get("pooling_type", 0):

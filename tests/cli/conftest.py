@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.cli.main import run
+from specllama.cli.output import out
 from tests.hub.conftest import use_hub
 from tests.hub.standin import StandIn, serving
 
@@ -25,6 +26,7 @@ class Result:
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home, a HF cache and a folder to work in of the test's own; no settings from outside."""
+    out.configure()
     use_hub(monkeypatch, tmp_path, "http://127.0.0.1:9")
     for variable in [name for name in os.environ if name.startswith("SPECLLAMA_")]:
         monkeypatch.delenv(variable)

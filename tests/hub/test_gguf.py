@@ -150,7 +150,7 @@ def test_a_big_endian_file(tmp_path: Path) -> None:
         ("is an embedding or encoder model (nomic-bert)", {"architecture": "nomic-bert"}),
         ("is an embedding model (it pools its outputs)", {"extra": {"llama.pooling_type": 3}}),
         ("is not causal", {"extra": {"llama.attention.causal": False}}),
-        ("holds no model but a adapter", {"extra": {"general.type": "adapter"}}),
+        ("is no model (its type is adapter)", {"extra": {"general.type": "adapter"}}),
         ("has no language model head", {"tensors": ["blk.0.attn_q.weight"]}),
         ("has no vocabulary", {"tokens": ()}),
     ],
