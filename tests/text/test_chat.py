@@ -258,6 +258,39 @@ def test_a_prompt_that_a_template_takes_back_costs_the_reply_not_the_text() -> N
     shared = len(before) - len("<think>")
     assert after[:shared] == before[:shared]
     assert bytes_of(vocabulary, after) == encoded_at_once(vocabulary, "Hello")
+    assert after.count(vocabulary.control_id("<|im_end|>")) == 4
+
+
+def test_tokens_that_run_on_into_the_next_turn_do_not_repeat_it() -> None:
+    vocabulary = FakeVocabulary(chat_template=CHATML)
+    turn = "<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\nYo"
+    run_on = tuple(("Hi" + turn).encode())
+    talk = [
+        *HI,
+        Message("assistant", "Hi", run_on),
+        Message("user", "Go"),
+        Message("assistant", "Yo", tuple(b"Yo")),
+        Message("user", "End"),
+    ]
+    text = bytes_of(vocabulary, chat_prompt(vocabulary, talk))
+    assert text == ChatTemplate.of(vocabulary).render(talk)
+
+
+def test_a_reply_to_no_user_needs_no_prompt_of_its_own() -> None:
+    wants_user = (
+        "{% if add_generation_prompt and messages[-1].role != 'user' %}"
+        "{{ raise_exception('No question') }}{% endif %}" + CHATML
+    )
+    vocabulary = FakeVocabulary(chat_template=wants_user)
+    talk = [Message("system", "Greet."), Message("assistant", "Hello!", tuple(b"Hello!")), *HI]
+    assert bytes_of(vocabulary, chat_prompt(vocabulary, talk)).endswith("assistant\n")
+
+
+def test_a_line_feed_that_merges_takes_no_text_with_it() -> None:
+    source = "{% for m in messages %}{{ m.content + 'X' }}{% endfor %}"
+    vocabulary = FakeVocabulary(["\nX"], adds_space=True, chat_template=source)
+    talk = [*HI, Message("assistant", "Yo", tuple(b"Yo")), Message("user", "Go")]
+    assert bytes_of(vocabulary, chat_prompt(vocabulary, talk)).endswith("XYo XGoX")
 
 
 def test_an_end_of_generation_token_among_the_replys_is_not_doubled() -> None:
