@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specllama.cli.generate_stats import Totals
+from specllama.cli.model_flags import checked_text
 from specllama.errors import ContextFull, UsageError
 from specllama.options import GenerationParams
 from specllama.results import Generation
@@ -75,11 +76,30 @@ class ChatSession:
             if len(self.turns) == before:
                 self.turns.append(last)
 
-    def undo(self) -> Turn:
-        """Drop the last question and its answer."""
+    def undo(self) -> str:
+        """Drop the file that was attached last, else the last question and its answer.
+
+        Returns:
+            What was dropped, the question or the file's text.
+        """
+        if self.attachments:
+            return self.attachments.pop()
         if not self.turns:
             raise UsageError("There is nothing to undo.")
-        return self.turns.pop()
+        return self.turns.pop().user
+
+    def attach(self, text: str) -> int:
+        """Put a text before the next question; returns its length in tokens.
+
+        Raises:
+            ContextFull: no room for it.
+        """
+        tokens = self.decoder.count_tokens(text)
+        waiting = sum(map(self.decoder.count_tokens, self.attachments))
+        if self.context_used() + waiting + tokens >= self.decoder.n_ctx:
+            raise ContextFull(f"A text of {tokens} tokens does not fit into the context.")
+        self.attachments.append(text)
+        return tokens
 
     def clear(self) -> None:
         """Forget all turns; the system prompt stays."""
@@ -143,7 +163,7 @@ class ChatSession:
         self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
 
     def _ask(self, question: str, params: GenerationParams, play: Play) -> Generation:
-        messages = self.messages(question)
+        messages = self.messages(checked_text(question))
         generation = play(
             lambda on_prompt: self.decoder.stream_chat(messages, params, on_prompt=on_prompt)
         )
@@ -169,7 +189,7 @@ def parse_messages(data: object) -> list[tuple[str, str]]:
     for item in data:
         match item:
             case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
-                messages.append((str(role), content))
+                messages.append((str(role), checked_text(content)))
             case _:
                 raise UsageError("This is not a list of messages.")
     return messages

@@ -110,8 +110,7 @@ def _regen(chat: Chat, _argument: str) -> None:
 
 
 def _undo(chat: Chat, _argument: str) -> None:
-    question = chat.session.undo().user
-    first = question.splitlines()[0] if question.strip() else ""
+    first, _, _ = chat.session.undo().partition("\n")
     out.status(f"Taken back: {first[:60]}")
 
 
@@ -163,9 +162,7 @@ def _context(chat: Chat, _argument: str) -> None:
 
 
 def _read(chat: Chat, argument: str) -> None:
-    text = attached(_file(argument, "/read FILE"))
-    chat.session.attachments.append(text)
-    tokens = chat.decoder.count_tokens(text)
+    tokens = chat.session.attach(attached(_file(argument, "/read FILE")))
     out.status(f"{argument} ({tokens} tokens) goes with your next message.")
 
 

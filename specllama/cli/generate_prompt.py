@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specllama.cli.model_flags import decode_text, read_text
+from specllama.cli.model_flags import checked_text, decode_text, read_text
 from specllama.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def whole_prompt(argument: str | None, files: Sequence[Path]) -> str | None:
     text = "\n\n".join(part for part in parts if part)
     if not text.strip():
         raise UsageError("The prompt is empty.", "Give it as an argument, with -f, or on stdin.")
-    return text
+    return checked_text(text)
 
 
 def attached(file: Path) -> str:

@@ -232,7 +232,7 @@ def resolve(flags: ModelFlags) -> Run:
         settings=merged,
         options=merged.model_options(),
         params=replace(params, sampling=replace(params.sampling, logit_bias=biases)),
-        system=_text_of(beside["system_file"]) or merged["system"] or "",
+        system=checked_text(_text_of(beside["system_file"]) or merged["system"] or ""),
         chat_template=_text_of(beside["chat_template"]),
     )
 
@@ -256,6 +256,8 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
             on_progress=on_progress,
         )
     decoder.warnings[:0] = pair.warnings
+    if decoder.draft_name is None and "model" in run.params.drafter.split("+"):
+        decoder.warnings.append("There is no draft model, so the drafter model drafts nothing.")
     for warning in decoder.warnings:
         out.warn(warning)
     return decoder
@@ -348,6 +350,22 @@ def read_text(file: Path) -> str:
         return decode_text(file.read_bytes(), str(file))
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+
+
+def checked_text(text: str) -> str:
+    """`text`, which arguments, keys and JSON may have given bytes that are no text.
+
+    Raises:
+        UsageError: it cannot be written as UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"The text is not valid Unicode (at character {error.start + 1}).",
+            "Type or paste it again as UTF-8.",
+        ) from error
+    return text
 
 
 def decode_text(data: bytes, name: str) -> str:

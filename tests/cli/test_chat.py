@@ -278,6 +278,26 @@ def test_read_sends_a_file_with_the_next_message(
     assert decoder.prompts[1][-1] == ("user", "more")
 
 
+def test_a_file_that_does_not_fit_is_refused_and_one_that_does_can_be_taken_back(
+    chat: Chat, decoder: FakeDecoder
+) -> None:
+    decoder.n_ctx = 20
+    Path("big").write_text("word " * 30)
+    Path("small").write_text("few words")
+    result = chat("a", "/read big", "/read small", "/undo", "b")
+    assert "Context full (20 tokens)." in result.err
+    assert 'Taken back: <file name="small">' in result.err
+    assert decoder.prompts[1] == [("user", "a"), ("assistant", "one"), ("user", "b")]
+
+
+def test_text_that_is_no_text_is_a_sentence(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text('[{"role": "user", "content": "\\ud83d"}]')
+    result = chat("b", args=("-p", "\udcff"))
+    assert "The text is not valid Unicode (at character 1)." in result.err
+    assert result.out == "one\n"
+    assert "not valid Unicode" in chat(f"/load {tmp_path / 'talk.json'}").err
+
+
 def test_a_conversation_is_saved_and_goes_on_later(
     chat: Chat, decoder: FakeDecoder, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_terminal_and_no_prompt_gives_the_help(generate: Generate, decoder: Fa
     [
         ([], b" \n", "The prompt is empty."),
         ([], b"abc\xff", "Standard input is not UTF-8 text (byte 0xff at offset 3)."),
+        (["caf\udce9"], b"", "The text is not valid Unicode (at character 4)."),
         (["-f", "none.txt", "x"], b"", "Cannot read none.txt: No such file or directory."),
         (["-f", ".", "x"], b"", "Cannot read .: Is a directory."),
         (["-sys", "a", "-sysf", "b", "x"], b"", "cannot be used together"),

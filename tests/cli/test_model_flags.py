@@ -113,6 +113,17 @@ def test_the_decoders_warnings_are_printed(
     assert capsys.readouterr().err == "Warning: The draft was left out.\n"
 
 
+def test_asking_for_the_drafter_model_without_a_model_is_a_warning(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened.draft_name = None
+    run(["generate", "Hi", "-md", "none", "--drafter", "model"])
+    assert "so the drafter model drafts nothing" in capsys.readouterr().err
+    opened.warnings = []
+    run(["generate", "Hi", "-md", "none", "--drafter", "suffix"])
+    assert opened.warnings == []
+
+
 def test_what_a_download_prints_stays_out_of_the_answer(
     opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
