@@ -51,7 +51,15 @@ def common(command: Callable[..., Any], *, json: bool = True) -> Callable[..., A
 
 def group(help: str, **commands: Callable[..., Any]) -> typer.Typer:
     """A command of commands; each gets the common options."""
-    app = typer.Typer(help=help, rich_markup_mode=MARKUP, no_args_is_help=True)
+    app = typer.Typer(help=help, rich_markup_mode=MARKUP, add_completion=False)
+    app.callback(invoke_without_command=True)(help_if_alone)
     for name, command in commands.items():
         app.command(name)(common(command))
     return app
+
+
+def help_if_alone(context: typer.Context) -> None:
+    """Print a group's help and leave with 2 if no command of it was called."""
+    if context.invoked_subcommand is None:
+        out.line(context.get_help())
+        raise typer.Exit(2)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from specllama.cli.common import MARKUP, Debug, common
+from specllama.cli.common import MARKUP, Debug, common, help_if_alone
 from specllama.cli.errors import report
 from specllama.cli.output import out
 
@@ -103,9 +103,7 @@ def _root(
     debug: Debug = False,
 ) -> None:
     """Faster answers from local GGUF models: a draft guesses, the target model decides."""
-    if context.invoked_subcommand is None:
-        out.line(context.get_help())
-        raise typer.Exit(2)
+    help_if_alone(context)
 
 
 def _stub() -> None:

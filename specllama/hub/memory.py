@@ -1,8 +1,10 @@
 """How much memory a model will take, estimated from its header.
 
 Weights are exact. The KV cache is exact for plain attention (all layers at full length: a sliding
-window may make it smaller, as does a recurrent layer). Compute buffers are llama.cpp's largest one,
-the logits of one micro-batch, plus its activations; real ones differ by backend.
+window may make it smaller, as does a recurrent layer). The compute buffer is the logits of one
+micro-batch, or without flash attention the attention scores if they are larger; measured with
+SmolLM2-135M on a CPU: 98.25 MiB with flash attention at any context (estimate 98.25), 166 MiB
+without it at 8192 tokens (146). Other backends differ.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def estimate(header: Header, n_ctx: int, options: ModelOptions | None = None) ->
     return Memory(
         weights=header.weight_bytes,
         kv_cache=_kv_cache(header, n_ctx, options),
-        compute=_compute(header, options),
+        compute=_compute(header, n_ctx, options),
     )
 
 
@@ -55,10 +57,11 @@ def _kv_cache(header: Header, n_ctx: int, options: ModelOptions) -> int:
     return n_ctx * (_bytes(k, options.cache_type_k) + _bytes(v, options.cache_type_v))
 
 
-def _compute(header: Header, options: ModelOptions) -> int:
+def _compute(header: Header, n_ctx: int, options: ModelOptions) -> int:
     rows = min(_MICRO_BATCH, options.n_batch)
-    widest = max(len(header.vocabulary), _first(header.get("feed_forward_length", 0)))
-    return int(4 * rows * (widest + 4 * header.get("embedding_length", 0)))
+    scores = _first(header.get("attention.head_count", 0)) * n_ctx
+    widest = max(len(header.vocabulary), scores if options.flash_attn == "off" else 0)
+    return int(4 * rows * (widest + 2 * header.get("embedding_length", 0)))
 
 
 def _per_layer(header: Header, key: str, default: object) -> list[int]:
