@@ -57,6 +57,8 @@ def download(
     Without a quantisation: Q4_K_M, else a question. An interrupted download is continued by the
     same command. The paths are printed on stdout, one a line.
     """
+    from specllama.cli import settings
+
     how = _How(
         files=tuple(files or ()),
         include=tuple(include or ()),
@@ -65,7 +67,7 @@ def download(
         local_dir=local_dir,
         force=force,
         token=token,
-        offline=offline,
+        offline=settings.load({"offline": offline or None})["offline"],
         dry_run=dry_run,
     )
     wanted = _wanted(model, draft)

@@ -100,8 +100,8 @@ def resolve(name: str, role: Role = "target", *, offline: bool = False) -> Resol
         NotAModel: a folder, no GGUF, incomplete, or unable to generate text.
         HubError: `offline`, and the repository is not in the cache.
     """
-    path = locate(name, role, offline=offline)
-    return ResolvedModel(path, name, read_language_model(path))
+    header = read_language_model(locate(name, role, offline=offline))
+    return ResolvedModel(header.path, name, header)
 
 
 def locate(name: str, role: Role = "target", *, offline: bool = False) -> Path:

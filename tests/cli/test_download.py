@@ -212,6 +212,12 @@ def test_offline(cli: Cli, stocked: StandIn) -> None:
     assert cli("download", REPO, "--offline").out == online.out
 
 
+def test_offline_by_setting(cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECLLAMA_OFFLINE", "1")
+    assert cli("download", REPO).err.startswith("Error: Offline, and ")
+    assert stocked.downloads() == 0
+
+
 def test_no_network_at_all(cli: Cli) -> None:
     result = cli("download", REPO)
     assert result.code == 1

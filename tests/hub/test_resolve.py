@@ -37,6 +37,11 @@ def test_a_path(tmp_path: Path) -> None:
     assert (model.path, model.name, model.header.architecture) == (path, str(path), "llama")
 
 
+def test_any_part_of_a_split_model_means_the_model(tmp_path: Path) -> None:
+    first, second = (write_gguf(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2))
+    assert resolve(str(second)).path == first
+
+
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     for name in ("qwen-7b-Q4_K_M.gguf", "qwen-7b-Q8_0.gguf", "zebra.gguf"):
         write_gguf(tmp_path / name)
