@@ -101,5 +101,6 @@ class Follower:
         return Distribution.from_weights(law.ids, np.where(foreign, 0.0, law.probs))
 
     def rewind(self, key: int, length: int) -> None:
-        """Compare the cache with the ids again from `length` on."""
+        """Compare the cache with the ids again from `length` on; it may hold half a batch."""
+        self.cache.repair(key)
         self._agreed[key] = min(length, self._agreed.get(key, 0))
