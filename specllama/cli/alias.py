@@ -18,7 +18,9 @@ def set_alias(
     target: Annotated[str, typer.Argument(help="GGUF path, user/repo[:QUANT] or known name.")],
     draft: Annotated[
         str | None,
-        typer.Option("-md", "--draft", "--model-draft", metavar="MODEL", help="Its draft."),
+        typer.Option(
+            "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL", help="Its draft."
+        ),
     ] = None,
     draft_max: Annotated[
         int | None, typer.Option("--draft-max", min=0, help="The most tokens drafted in a round.")

@@ -30,7 +30,14 @@ def download(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option("-md", "--draft", metavar="MODEL", help="Its draft too, and check the pair."),
+        typer.Option(
+            "-md",
+            "--draft",
+            "--model-draft",
+            "--draft-model",
+            metavar="MODEL",
+            help="Its draft too, and check the pair.",
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the models, fetch nothing.")] = False,
     dry_run: Annotated[

@@ -34,12 +34,19 @@ _SHA256_LENGTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository's files at one commit: name -> bytes. `revision` is what was asked for."""
+    """A repository's files at one commit.
+
+    Attributes:
+        revision: what was asked for.
+        files: name -> bytes.
+        etags: name -> SHA-256 of the large ones, which is also their name in the cache.
+    """
 
     repo: str
     revision: str
     commit: str
     files: Mapping[str, int]
+    etags: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,14 @@ class Downloader:
             info = HfApi().model_info(
                 self.repo, revision=self._revision, files_metadata=True, token=self._token
             )
-        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        return Listing(self.repo, self._revision, info.sha or self._revision, files)
+        siblings = info.siblings or []
+        return Listing(
+            self.repo,
+            self._revision,
+            info.sha or self._revision,
+            files={file.rfilename: file.size or 0 for file in siblings},
+            etags={file.rfilename: file.lfs.sha256 for file in siblings if file.lfs},
+        )
 
     def plan(self, listing: Listing, names: Sequence[str]) -> Plan:
         """What fetching `names` takes; changes nothing."""
@@ -140,7 +153,7 @@ class Downloader:
         path = None if self._force else self._present(listing, name)
         if path is not None:
             return PlannedFile(name, size, size, path)
-        return PlannedFile(name, size, 0, None)
+        return PlannedFile(name, size, min(self._begun(listing, name), size), None)
 
     def _present(self, listing: Listing, name: str) -> Path | None:
         """The complete file, if it is here."""
@@ -153,13 +166,23 @@ class Downloader:
         found = try_to_load_from_cache(self.repo, name, revision=listing.commit)
         return Path(found) if isinstance(found, str) else None
 
+    def _begun(self, listing: Listing, name: str) -> int:
+        """Bytes that an interrupted download of the file left."""
+        if self._force:
+            return 0
+        if self._local_dir is not None:
+            return _size(_partial(self._local_dir / name))
+        etag = listing.etags.get(name)
+        return _size(_partial(self._blob(etag))) if etag else 0
+
     def _fetch(self, listing: Listing, file: PlannedFile, on_progress: OnProgress | None) -> Path:
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         url = hf_hub_url(self.repo, file.name, revision=listing.commit)
         metadata = get_hf_file_metadata(url, token=self._token)
         if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-            target = self._blob(metadata) if not self._local_dir else self._local_dir / file.name
+            blob = self._blob(str(metadata.etag))
+            target = self._local_dir / file.name if self._local_dir else blob
             self._fetch_to(target, url, metadata, file, on_progress)
             if self._local_dir:
                 return target.absolute()
@@ -172,9 +195,9 @@ class Downloader:
         )
         return Path(path).absolute()
 
-    def _blob(self, metadata: HfFileMetadata) -> Path:
+    def _blob(self, etag: str) -> Path:
         """Where the cache keeps a file's bytes: hf_hub_download finds them there and links them."""
-        return cache.repo_folder(self.repo) / "blobs" / str(metadata.etag)
+        return cache.repo_folder(self.repo) / "blobs" / etag
 
     def _fetch_to(
         self,
@@ -187,7 +210,7 @@ class Downloader:
         from filelock import FileLock
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.incomplete")
+        partial = _partial(target)
         with FileLock(f"{partial}.lock"):
             if self._force:
                 partial.unlink(missing_ok=True)
@@ -326,6 +349,10 @@ def _verify(path: Path, etag: str) -> None:
         raise HubError(
             f"{path.name} was damaged while it was downloaded.", "Run it again to start afresh."
         )
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f"{target.name}.incomplete")
 
 
 def _size(path: Path) -> int:

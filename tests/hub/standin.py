@@ -65,6 +65,10 @@ def serving(hub: StandIn) -> Iterator[StandIn]:
         thread.join()
 
 
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: StandIn
@@ -104,7 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused(repo, revision):
             return
         siblings = [
-            {"rfilename": name, "size": len(data), "blobId": "0" * 40}
+            {
+                "rfilename": name,
+                "size": len(data),
+                "blobId": "0" * 40,
+                "lfs": {"sha256": _sha256(data), "size": len(data), "pointerSize": 134},
+            }
             for name, data in self.hub.repos[repo].items()
         ]
         body = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
@@ -118,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = self.hub.repos[repo][name]
         headers = {
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "ETag": f'"{_sha256(data)}"',
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }

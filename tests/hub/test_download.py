@@ -142,6 +142,24 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     assert stocked.downloads() == 0
 
 
+@pytest.mark.parametrize("into", ["cache", "local_dir"])
+def test_what_an_interrupted_download_left_needs_no_more_room(
+    stocked: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, into: str
+) -> None:
+    local_dir = tmp_path / "models" if into == "local_dir" else None
+    monkeypatch.setattr("specllama.hub.download._RETRIES", 0)
+    stocked.cuts = 1
+    with pytest.raises(HubError):
+        fetch(local_dir=local_dir)
+    rest = len(DATA) - stocked.cut_after
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=rest - 1))
+    with pytest.raises(HubError, match="Need "):
+        fetch(local_dir=local_dir)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=rest))
+    assert fetch(local_dir=local_dir).read_bytes() == DATA
+
+
 def test_gated(stocked: StandIn) -> None:
     stocked.gated.add(REPO)
 
