@@ -260,9 +260,8 @@ class Stream(Iterator[StreamEvent]):
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._rule = choose_rule(params.verify, params.seed is not None)
         vocabulary = decoder._target.model.vocabulary
-        self._text = TextStream(
-            vocabulary, (*params.stop, *decoder._template.stops), at_start=at_start
-        )
+        stops = (*params.stop, *decoder._template.stops) if at_start else params.stop
+        self._text = TextStream(vocabulary, stops, at_start=at_start)
         self._pieces: list[str] = []
         self._waiting: list[StreamEvent] = []
         self._given: list[StreamEvent] = []

@@ -20,7 +20,8 @@ class Want:
     Attributes:
         key: the sequence, the same from round to round.
         ids: all its ids, prompt and reply; between `rewind`s they only grow.
-        limit: the most tokens to draft (at least 1).
+        limit: the most tokens to draft in a row (at least 1).
+        nodes, branches: the most nodes of a tree, and the most leaves beside its first.
         law: (logits row, drafted path) -> the law to draw from.
         chance: draws children from a law as the verification rule needs them.
         keeps_laws: the rule reads the laws, so the proposal has to carry them; otherwise drafts
@@ -34,6 +35,8 @@ class Want:
     key: int
     ids: Sequence[int]
     limit: int
+    nodes: int
+    branches: int
     law: Callable[[NDArray[np.float32], Sequence[int]], Distribution]
     chance: Chance
     keeps_laws: bool

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence as Ids
 
 from specllama.drafting.protocol import Drafter
-from specllama.engine.propose import Plan, propose
+from specllama.engine.propose import Limits, Plan, propose
 from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.engine.round import Verified, verify
 from specllama.engine.sequence import Sequence
@@ -32,6 +32,7 @@ class Engine:
         drafters: by preference; requests name the ones they want.
         n_slots: sequences alive at once; further ids of the backend serve tree branches.
         max_batch: the most tokens of one sequence in a verify batch (exact mode caps it).
+        linear: keep caches as plain decoding would have laid them (see `round.verify`).
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Engine:
         *,
         n_slots: int = 1,
         max_batch: int | None = None,
+        linear: bool = False,
     ) -> None:
         self.cache = TokenCache(target)
         self.drafters = list(drafters)
         self.scheduler = Scheduler()
         self._max_batch = max_batch or target.n_batch
+        self._linear = linear
         self._spare = range(n_slots, target.n_seq)
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}
         self._live: dict[int, Sequence] = {}
@@ -129,20 +132,19 @@ class Engine:
             if len(live.ids) - self.cache.length(live.key) > share:
                 self.cache.fill(live.key, live.ids[:-1])
 
-    def _limits(self, lives: Ids[Sequence]) -> dict[int, int]:
-        """How many tokens each sequence may draft: its own limits, the context's, the batch's."""
-        share = self.backend.n_batch // len(lives)
+    def _limits(self, lives: Ids[Sequence]) -> dict[int, Limits]:
+        """How much each sequence may draft: its own limits, the context's, the batch's."""
+        share = min(self.backend.n_batch // len(lives), self._max_batch)
+        cells = self.backend.n_ctx - sum(len(live.ids) for live in lives)
+        branches = len(self._spare) // len(lives) if self.backend.rollback == "free" else 0
         limits = {}
         for live in lives:
             pending = len(live.ids) - self.cache.length(live.key)
-            room = [
-                live.request.draft_max,
-                min(share, self._max_batch) - pending,
-                self.backend.n_ctx - len(live.ids),
-            ]
+            nodes = max(0, min(share - pending, cells // len(lives)))
+            depth = min(nodes, live.request.draft_max)
             if live.n_left is not None:
-                room.append(live.n_left - 1)
-            limits[live.key] = max(0, min(room))
+                depth = min(depth, live.n_left - 1)
+            limits[live.key] = Limits(depth=depth, nodes=nodes, branches=branches)
         return limits
 
     def _verify(self, lives: Ids[Sequence], plans: Ids[Plan]) -> list[Verified]:
@@ -151,7 +153,13 @@ class Engine:
             for live, plan in zip(lives, plans, strict=True)
         )
         before = self.backend.seconds
-        found = verify(self.cache, lives, [plan.proposal for plan in plans], self._spare)
+        found = verify(
+            self.cache,
+            lives,
+            [plan.proposal for plan in plans],
+            self._spare,
+            linear=self._linear,
+        )
         if len(lives) == 1:
             self.scheduler.costs.observe_target(n_tokens, self.backend.seconds - before)
         return found

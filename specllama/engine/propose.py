@@ -14,6 +14,15 @@ from specllama.verification.types import Proposal
 Policy = Stopping | FixedLength
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most a sequence may draft now: tokens in a row, nodes of a tree, branches beside one."""
+
+    depth: int
+    nodes: int
+    branches: int
+
+
 @dataclass(slots=True)
 class Plan:
     """What one sequence brings to a round."""
@@ -24,7 +33,7 @@ class Plan:
 
 def propose(
     lives: Sequence[Live],
-    limits: Mapping[int, int],
+    limits: Mapping[int, Limits],
     drafters: Sequence[Drafter],
     scheduler: Scheduler,
 ) -> list[Plan]:
@@ -33,7 +42,7 @@ def propose(
     Free drafters are asked first; the others are asked for the sequences still without.
 
     Args:
-        limits: the most tokens each sequence (by key) may draft now.
+        limits: what each sequence (by key) may draft now.
     """
     plans = {live.key: Plan() for live in lives}
     for drafter in sorted(drafters, key=lambda drafter: not drafter.free):
@@ -43,12 +52,12 @@ def propose(
         for live in lives:
             if len(plans[live.key].proposal) or drafter.name not in live.request.drafters:
                 continue
-            chosen = _choose(live, limits[live.key], drafter, scheduler)
+            chosen = _choose(live, limits[live.key].depth, drafter, scheduler)
             if chosen is not None:
                 limit, policy = chosen
                 asked.append(live)
                 policies.append(policy)
-                wants.append(_want(live, limit, policy))
+                wants.append(_want(live, limit, limits[live.key], policy))
         for live, policy, proposal in zip(
             asked, policies, _ask(drafter, wants, scheduler), strict=True
         ):
@@ -79,11 +88,13 @@ def _choose(
     return None
 
 
-def _want(live: Live, limit: int, policy: Policy) -> Want:
+def _want(live: Live, limit: int, limits: Limits, policy: Policy) -> Want:
     return Want(
         key=live.key,
         ids=live.ids,
         limit=limit,
+        nodes=limits.nodes,
+        branches=limits.branches,
         law=live.draft_law,
         chance=live.draft_chance,
         keeps_laws=live.keeps_laws,

@@ -39,9 +39,19 @@ class Verified:
 
 
 def verify(
-    cache: TokenCache, lives: Sequence[Live], proposals: Sequence[Proposal], spare: Sequence[int]
+    cache: TokenCache,
+    lives: Sequence[Live],
+    proposals: Sequence[Proposal],
+    spare: Sequence[int],
+    *,
+    linear: bool,
 ) -> list[Verified]:
-    """Check every sequence's proposal in one target batch; the caches keep what was accepted."""
+    """Check every sequence's proposal in one target batch; the caches keep what was accepted.
+
+    Args:
+        spare: sequence ids for the branches of trees.
+        linear: keep only cells that lie in line, as plain decoding would have laid them.
+    """
     layouts = _layouts(lives, proposals, spare)
     batch = _Batch()
     for live, proposal, layout in zip(lives, proposals, layouts, strict=True):
@@ -58,7 +68,7 @@ def verify(
         )
         found.append(Verified(live, proposal, verdict, _row(rows, first)))
     for verified, layout in zip(found, layouts, strict=True):
-        _commit(cache, verified, layout)
+        _commit(cache, verified, layout, linear)
     return found
 
 
@@ -119,21 +129,30 @@ def _laws(live: Live, proposal: Proposal, rows: NDArray[np.float32], first: int)
     return law
 
 
-def _commit(cache: TokenCache, verified: Verified, layout: Layout) -> None:
-    """Keep the cells of the accepted path as far as they lie in line; the rest becomes pending.
+def _commit(cache: TokenCache, verified: Verified, layout: Layout, linear: bool) -> None:
+    """Keep the cells of the accepted path and drop the rest of the tree.
 
-    Cells of another branch would leave holes, and holes change the order of llama.cpp's sums:
-    decoding those few tokens again keeps the bits of plain decoding (docs/exactness.md).
+    Another branch's cells leave holes, and holes change the order of llama.cpp's sums. In linear
+    mode those few tokens become pending instead: decoding them again keeps the bits of plain
+    decoding (docs/exactness.md).
     """
-    live, proposal = verified.live, verified.proposal
-    for branch in layout.branches:
-        cache.backend.drop(branch)
+    live, proposal, path = verified.live, verified.proposal, verified.verdict.path
     cache.record(live.key, live.ids[cache.length(live.key) :])
-    own = [node for node, ids in enumerate(layout.nodes) if live.key in ids]
-    cache.record(live.key, [proposal.tokens[node] for node in own])
-    in_line = 0
-    for node, cell in zip(verified.verdict.path, own, strict=False):
-        if node != cell or node != in_line:
-            break
-        in_line += 1
-    cache.truncate(live.key, len(live.ids) + in_line)
+    home = live.key
+    if path and not linear and live.key not in layout.nodes[path[-1]]:
+        home = layout.nodes[path[-1]][0]
+        cache.backend.adopt(home, live.key, len(live.ids))
+    branch = [node for node, ids in enumerate(layout.nodes) if home in ids]
+    cache.record(live.key, [proposal.tokens[node] for node in branch])
+    for spare in layout.branches:
+        cache.backend.drop(spare)
+    kept = _in_line(path, branch) if linear else len(path)
+    cache.truncate(live.key, len(live.ids) + kept)
+
+
+def _in_line(path: Sequence[int], branch: Sequence[int]) -> int:
+    """How many of the first accepted nodes are both on the branch and first in the batch."""
+    for n, (accepted, cell) in enumerate(zip(path, branch, strict=False)):
+        if not accepted == cell == n:
+            return n
+    return min(len(path), len(branch))

@@ -43,6 +43,9 @@ class Backend(Protocol):
     def fork(self, source: int, target: int) -> None:
         """Let `target` share the cells of `source`."""
 
+    def adopt(self, source: int, target: int, start: int) -> None:
+        """Replace the cells of `target` from position `start` on by those of `source`."""
+
     def drop(self, seq: int) -> None:
         """Forget a sequence."""
 

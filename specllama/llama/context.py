@@ -161,6 +161,11 @@ class Context:
         self._lib.llama_memory_seq_rm(self._memory, target, -1, -1)
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
+    def adopt(self, source: int, target: int, start: int) -> None:
+        """Replace the cells of `target` from position `start` on by those of `source`."""
+        self._lib.llama_memory_seq_rm(self._memory, target, start, -1)
+        self._lib.llama_memory_seq_cp(self._memory, source, target, start, -1)
+
     def drop(self, seq: int) -> None:
         """Forget a sequence altogether."""
         self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)

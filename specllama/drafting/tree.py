@@ -1,0 +1,169 @@
+"""A draft model that drafts a tree, one decode a level.
+
+Each node lives in one sequence id of the draft's cache: a first child goes on in its parent's,
+every other child in a fork of it. Forks share cells, so a tree costs as many cells as nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.drafting.follower import Follower
+from specllama.drafting.protocol import Want
+from specllama.drafting.shapes import Node, Shape
+from specllama.sampling.distribution import Distribution
+from specllama.verification.types import ROOT, Proposal
+
+
+class TreeDrafter:
+    """Drafts trees of one shape with a model.
+
+    Args:
+        follower: the draft's cache; sequence ids from `first_branch` on are the tree's.
+        shape: how the tree grows.
+    """
+
+    name = "tree"
+    free = False
+
+    def __init__(self, follower: Follower, shape: Shape, first_branch: int) -> None:
+        self._follower = follower
+        self._shape = shape
+        self._first_branch = first_branch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent inside the draft model's calls so far."""
+        return self._follower.backend.seconds
+
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt, all but its last token."""
+        if self._follower.hold_prefix(key, ids):
+            self._follower.cache.fill(key, ids[:-1])
+
+    def propose(self, wants: Sequence[Want]) -> list[Proposal]:
+        """A tree for each sequence, one after the other."""
+        return [self._propose(want) for want in wants]
+
+    def _propose(self, want: Want) -> Proposal:
+        if want.keeps_laws and not self._shape.chosen_before:
+            raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
+        read = self._follower.read([want])
+        if not read:
+            return Proposal()
+        spare = range(self._first_branch, self._follower.backend.n_seq)[: want.branches]
+        growth = _Growth(self._follower, want, self._shape, list(spare))
+        try:
+            growth.run(read[0][1])
+        finally:
+            for seq in spare:
+                self._follower.backend.drop(seq)
+        return growth.proposal(self.name)
+
+    def rewind(self, key: int, length: int) -> None:
+        """Compare the cache with the ids again from `length` on."""
+        self._follower.rewind(key, length)
+
+    def close(self) -> None:
+        """Nothing: the context belongs to whoever opened it."""
+
+
+class _Growth:
+    """One tree while it grows."""
+
+    def __init__(self, follower: Follower, want: Want, shape: Shape, spare: list[int]) -> None:
+        self._follower = follower
+        self._want = want
+        self._shape = shape
+        self._spare = spare
+        self._leaves_left = 1 + len(spare)
+        self._nodes: list[Node] = []
+        self._seqs: list[int] = []
+        self._laws: dict[int, Distribution] = {}
+
+    def run(self, row: NDArray[np.float32]) -> None:
+        """Grow level by level from the logits after the sequence."""
+        self._leaves_left -= 1
+        level = self._branch(ROOT, row)
+        for _ in range(1, min(self._shape.depth, self._want.limit)):
+            parents = self._shape.expand(self._nodes, level)
+            parents = parents[: self._want.nodes - len(self._nodes)]
+            if not parents:
+                return
+            rows = self._decode(parents)
+            level = [
+                child for p, r in zip(parents, rows, strict=True) for child in self._branch(p, r)
+            ]
+
+    def _branch(self, parent: int, row: NDArray[np.float32]) -> list[int]:
+        """Draw the children of a node."""
+        path = self._path(parent)
+        law = self._follower.law(self._want, row, path)
+        count = min(
+            self._shape.width(self._nodes, parent),
+            1 + self._leaves_left,
+            self._want.nodes - len(self._nodes),
+        )
+        if law is None or count < 1:
+            return []
+        self._laws[parent] = law
+        tokens = self._want.chance.children(law, self._want.position + len(path), count)
+        self._leaves_left -= len(tokens) - 1
+        value = 1.0 if parent == ROOT else self._nodes[parent].value
+        first = len(self._nodes)
+        for rank, token in enumerate(tokens):
+            self._nodes.append(Node(token, parent, len(path) + 1, rank, value * law.prob(token)))
+            self._seqs.append(self._seq_below(parent, rank))
+        return list(range(first, len(self._nodes)))
+
+    def _seq_below(self, parent: int, rank: int) -> int:
+        own = self._want.key if parent == ROOT else self._seqs[parent]
+        if rank == 0:
+            return own
+        fork = self._spare.pop()
+        self._follower.backend.fork(own, fork)
+        return fork
+
+    def _path(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self._nodes[node].token)
+            node = self._nodes[node].parent
+        return path[::-1]
+
+    def _decode(self, nodes: Sequence[int]) -> list[NDArray[np.float32]]:
+        """Decode nodes of one level, each in its own sequence."""
+        before = len(self._want.ids) - 1
+        rows = self._follower.backend.decode(
+            [self._nodes[node].token for node in nodes],
+            [before + self._nodes[node].depth for node in nodes],
+            [(self._seqs[node],) for node in nodes],
+            [True] * len(nodes),
+        )
+        for node in nodes:
+            if self._seqs[node] == self._want.key:
+                self._follower.cache.record(self._want.key, [self._nodes[node].token])
+        return list(rows)
+
+    def proposal(self, source: str) -> Proposal:
+        """The kept nodes in depth-first order, so that the likeliest path comes first in line."""
+        kept = set(self._shape.keep(self._nodes, self._want.nodes))
+        order: list[int] = []
+        self._walk(ROOT, kept, order)
+        place = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
+        keeps = self._want.keeps_laws
+        return Proposal(
+            tokens=tuple(self._nodes[node].token for node in order),
+            parents=tuple(place[self._nodes[node].parent] for node in order),
+            laws=tuple(self._laws.get(node) if keeps else None for node in (ROOT, *order)),
+            source=source,
+        )
+
+    def _walk(self, parent: int, kept: set[int], order: list[int]) -> None:
+        for node in sorted(kept):
+            if self._nodes[node].parent == parent:
+                order.append(node)
+                self._walk(node, kept, order)
