@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 LLAMA = "llama-cpp-python==0.3.36"
 OLDEST_PYTHON = (3, 11)
@@ -92,7 +93,7 @@ def check_python() -> None:
         )
 
 
-def read_stamp() -> dict[str, object]:
+def read_stamp() -> dict[str, Any]:
     """What the last run did; empty if .venv is not there or does not work any more."""
     try:
         subprocess.run([PYTHON, "-c", ""], check=True, capture_output=True)
@@ -101,7 +102,7 @@ def read_stamp() -> dict[str, object]:
         return {}
 
 
-def is_current(done: dict[str, object], wanted: dict[str, object], extras: set[str]) -> bool:
+def is_current(done: dict[str, Any], wanted: dict[str, str], extras: set[str]) -> bool:
     """Whether the last run did everything that is wanted now."""
     same = all(done.get(name) == value for name, value in wanted.items())
     return same and extras <= set(done.get("extras", ()))

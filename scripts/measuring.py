@@ -1,0 +1,59 @@
+"""What the measuring scripts share: facts that belong beside every figure, and the last line."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PROMPTS = (
+    "The history of the lighthouse begins in antiquity, when fires were lit on hilltops to guide"
+    " ships into port. Over the centuries",
+    "Question: How does a bicycle stay upright while it is moving?\nAnswer: A bicycle stays upright"
+    " because",
+    "def count_words(text):\n    counts = {}\n    for word in text.split():\n",
+)
+
+
+def facts() -> dict[str, Any]:
+    """Date, machine, load and versions."""
+    return {
+        "date": date.today().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "specllama": version("specllama"),
+        "llama_cpp_python": version("llama-cpp-python"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return ", ".join(sorted(names)) or platform.machine()
+
+
+def print_facts(found: dict[str, Any]) -> None:
+    """The facts as lines for people, with a warning where the machine is busy."""
+    print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    if found["load_average"][0] > 0.5:
+        print("NOTE: the machine is busy; these figures are not to be published.")
+    print(flush=True)
+
+
+def median(values: Iterable[float]) -> float:
+    """The median, rounded to what such measurements are worth."""
+    return float(f"{statistics.median(values):.4g}")
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """The last line of stdout: everything, compact."""
+    print(json.dumps(data, separators=(",", ":")))
