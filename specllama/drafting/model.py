@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.follower import Follower
-from specllama.drafting.protocol import Want
+from specllama.drafting.protocol import Drafter, Want
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Proposal
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a model; all wanting sequences share its batches."""
 
     name = "model"
@@ -62,9 +62,6 @@ class ModelDrafter:
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on."""
         self._follower.rewind(key, length)
-
-    def close(self) -> None:
-        """Nothing: the context belongs to whoever opened it."""
 
 
 class _Chain:

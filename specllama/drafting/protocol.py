@@ -1,10 +1,10 @@
-"""What a drafter is asked and what it answers. A new drafter is one file with this shape."""
+"""What a drafter is asked and what it answers. A new drafter is one file with a `Drafter` in it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,26 +48,45 @@ class Want:
         return len(self.ids)
 
 
-class Drafter(Protocol):
-    """Whatever guesses.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One position the target has judged: a token that stays, and the logits after it.
+
+    Attributes:
+        row: float32 [n_vocab], a view.
+    """
+
+    token: int
+    row: NDArray[np.float32]
+
+
+class Drafter(ABC):
+    """Whatever guesses: only `propose` has to be written.
 
     Attributes:
         name: for statistics and options.
         free: proposing costs next to nothing, so it may be asked before its use is decided.
+        learns: wants `observe` after every round.
     """
 
     name: str
-    free: bool
+    free: bool = True
+    learns: bool = False
 
     @property
     def seconds(self) -> float:
-        """Seconds spent inside a model's calls so far; 0 for drafters without a model."""
+        """Seconds inside a model's calls; 0 for drafters without a model."""
+        return 0.0
 
+    @abstractmethod
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """A proposal per want, in order; an empty one where there is nothing to say."""
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Read a prompt, before the first round of a sequence."""
+
+    def observe(self, key: int, seen: Sequence[Seen]) -> None:
+        """What the target said in the round just verified; the rows are views for this call."""
 
     def rewind(self, key: int, length: int) -> None:
         """The ids of a sequence behind the first `length` are no longer what they were."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
 from specllama.drafting.automaton import SuffixAutomaton
-from specllama.drafting.protocol import Want
+from specllama.drafting.protocol import Drafter, Want
 from specllama.verification.types import Proposal
 
 MIN_MATCH = 3
 FACTOR = 1.0
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Proposes the continuation of the latest earlier occurrence of the longest repeated suffix.
 
     Args:
@@ -30,8 +30,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    free = True
-    seconds = 0.0
 
     def __init__(
         self,

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.follower import Follower
-from specllama.drafting.protocol import Want
+from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import Node, Shape
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import ROOT, Proposal
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Drafts trees of one shape with a model.
 
     Args:
@@ -66,9 +66,6 @@ class TreeDrafter:
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on."""
         self._follower.rewind(key, length)
-
-    def close(self) -> None:
-        """Nothing: the context belongs to whoever opened it."""
 
 
 class _Growth:

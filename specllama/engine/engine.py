@@ -187,7 +187,16 @@ class Engine:
             len(path), verified.verdict.tested, plan.confidences
         )
         self.cache.truncate(live.key, len(live.ids) - 1)
+        self._teach(verified)
         return events
+
+    def _teach(self, verified: Verified) -> None:
+        """Show the drafters that learn what the target said along the accepted path."""
+        learners = [d for d in self.drafters if d.learns]
+        if learners:
+            seen = verified.seen()
+            for drafter in learners:
+                drafter.observe(verified.live.key, seen)
 
     def _append(self, live: Sequence, token: int) -> None:
         live.ids.append(token)

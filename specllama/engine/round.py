@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.drafting.protocol import Seen
 from specllama.engine.layout import Layout, lay_out
 from specllama.engine.sequence import Sequence as Live
 from specllama.llama.cache import TokenCache
 from specllama.sampling.distribution import Distribution
-from specllama.verification.types import Proposal, Rows, Verdict
+from specllama.verification.types import ROOT, Proposal, Rows, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,26 @@ class Verified:
     """What a round found out about one sequence.
 
     Attributes:
+        last: the last emitted token before this round.
         row: the target's logits after a node (ROOT: after the last emitted token), a view.
     """
 
     live: Live
     proposal: Proposal
     verdict: Verdict
+    last: int
     row: Callable[[int], NDArray[np.float32]]
 
     @property
     def tokens(self) -> list[int]:
         """The tokens to emit: the accepted path and the one after it."""
         return [*(self.proposal.tokens[n] for n in self.verdict.path), self.verdict.token]
+
+    def seen(self) -> list[Seen]:
+        """The target's rows along the accepted path, from the last emitted token on."""
+        nodes = [ROOT, *self.verdict.path]
+        tokens = [self.last, *(self.proposal.tokens[node] for node in self.verdict.path)]
+        return [Seen(t, self.row(node)) for t, node in zip(tokens, nodes, strict=True)]
 
 
 def verify(
@@ -66,7 +75,7 @@ def verify(
         verdict = live.request.rule.verify(
             proposal, _laws(live, proposal, rows, first), live.chance, len(live.ids)
         )
-        found.append(Verified(live, proposal, verdict, _row(rows, first)))
+        found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, first)))
     for verified, layout in zip(found, layouts, strict=True):
         _commit(cache, verified, layout, linear)
     return found

@@ -39,7 +39,7 @@ def want(
     key: int = 0,
     go_on: Callable[[int, float | None], bool] = lambda drafted, confidence: True,
 ) -> Want:
-    return Want(key, ids, limit, no_law, NoChance(), False, go_on)  # type: ignore[arg-type]
+    return Want(key, ids, limit, 64, 0, no_law, NoChance(), False, go_on)  # type: ignore[arg-type]
 
 
 def drafter(min_match: int = 2, factor: float = 1.0) -> Drafter:

@@ -77,7 +77,7 @@ def watch_for(*pattern: int) -> Callable[[int], int | None]:
 
 
 @dataclass
-class Script:
+class Script(Drafter):
     """A drafter that says what a function tells it, and checks what it is asked."""
 
     says: Callable[[Want], Proposal]
