@@ -25,6 +25,8 @@ Row = NDArray[np.float32]
 
 _BLOCK = 64
 _FIRST_PREFIX = 256
+# The least temperature above 0 that float32 can divide by: greedy but for exact ties.
+_COLDEST = 1e-30
 
 
 class Sampler:
@@ -63,9 +65,10 @@ class Sampler:
         kept = self._truncated(values, top)
         if kept is not None:
             ids, values = ids[kept], values[kept]
-        return Distribution.from_weights(ids, _weights(values, top, params.temperature)) or (
-            Distribution.point(int(ids[np.argmax(values)]))
-        )
+            top = np.float32(values.max())
+        law = Distribution.from_weights(ids, _weights(values, top, params.temperature))
+        assert law is not None  # the largest weight is 1
+        return law
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
         """The row after bias and penalties; the row itself when neither applies.
@@ -174,9 +177,11 @@ def _penalise(row: Row, history: Sequence[int], params: SamplingParams) -> None:
 
 def _weights(values: Row, top: np.float32, temperature: float) -> NDArray[np.floating]:
     """exp((values - top) / temperature): float64 for few values, float32 for a whole row."""
-    shifted = values - top if len(values) > _FIRST_PREFIX else values.astype(np.float64) - top
-    if temperature != 1.0:
-        shifted *= shifted.dtype.type(1.0 / temperature)
+    few = len(values) <= _FIRST_PREFIX
+    with np.errstate(over="ignore"):
+        shifted = values.astype(np.float64) - top if few else values - top
+        if temperature != 1.0:
+            shifted /= max(temperature, _COLDEST)
     weights: NDArray[np.floating] = np.exp(shifted, out=shifted)
     return weights
 

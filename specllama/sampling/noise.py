@@ -157,8 +157,8 @@ def _inverse(probs: FloatArray, uniform: float) -> int:
 
 
 def _exponential(uniforms: FloatArray) -> FloatArray:
-    """Standard exponentials, rising with the uniforms and never below them."""
-    return -np.log1p(-uniforms)
+    """Standard exponentials, never below their uniforms (a rounded logarithm might be)."""
+    return np.maximum(-np.log1p(-uniforms), uniforms)
 
 
 def _mix(bits: int) -> int:

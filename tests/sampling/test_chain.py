@@ -209,6 +209,17 @@ def test_extreme_temperatures_give_a_law(temperature: float) -> None:
     assert law.top(1)[0] in ([2] if temperature < 1 else [0, 1, 2])
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-12])
+@pytest.mark.parametrize("params", [NEUTRAL, SamplingParams(), replace(NEUTRAL, typical_p=0.2)])
+def test_the_coldest_temperatures_pick_the_largest_that_is_left(
+    temperature: float, params: SamplingParams
+) -> None:
+    logits = np.random.default_rng(5).normal(0.0, 2.0, 3000).astype(np.float32)
+    left = Sampler(params).distribution(logits, []).ids
+    cold = Sampler(replace(params, temperature=temperature)).distribution(logits, [])
+    assert cold.ids.tolist() == [left[np.argmax(logits[left])]]
+
+
 def test_large_logits_do_not_overflow() -> None:
     law = Sampler(NEUTRAL).distribution(row(3e38, -3e38, 3e38), [])
     assert law.ids.tolist() == [0, 2]

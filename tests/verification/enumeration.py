@@ -9,6 +9,7 @@ statistics in it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -71,8 +72,7 @@ def law_of(run: Callable[[Trace], Tokens], trace: type[Trace] = Trace) -> Law:
     open_traces: list[list[int]] = [[]]
     while open_traces:
         chance = trace(open_traces.pop())
-        outcome = run(chance)
-        law[outcome] = law.get(outcome, 0.0) + chance.probability
+        _add(law, run(chance), chance.probability)
         open_traces += chance.untried
     return law
 
@@ -91,19 +91,19 @@ def one_round(
 
 def completed(law: Law, target: Model, length: int) -> Law:
     """The law on strings of `length`: shorter ones go on with the target, longer ones are cut."""
-    full: Law = {}
+    by_length: list[Law] = [{} for _ in range(length + 1)]
     for tokens, probability in law.items():
-        if len(tokens) >= length:
-            full[tokens[:length]] = full.get(tokens[:length], 0.0) + probability
-            continue
-        after = target(tokens)
-        grown = {
-            (*tokens, int(token)): probability * float(p)
-            for token, p in zip(after.ids, after.probs, strict=True)
-        }
-        for string, mass in completed(grown, target, length).items():
-            full[string] = full.get(string, 0.0) + mass
-    return full
+        _add(by_length[min(len(tokens), length)], tokens[:length], probability)
+    for shorter, longer in pairwise(by_length):
+        for tokens, probability in shorter.items():
+            after = target(tokens)
+            for token, p in zip(after.ids, after.probs, strict=True):
+                _add(longer, (*tokens, int(token)), probability * float(p))
+    return by_length[length]
+
+
+def _add(law: Law, tokens: Tokens, probability: float) -> None:
+    law[tokens] = law.get(tokens, 0.0) + probability
 
 
 def total_variation(law: Law, other: Law) -> float:
