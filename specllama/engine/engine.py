@@ -135,12 +135,13 @@ class Engine:
     def _limits(self, lives: Ids[Sequence]) -> dict[int, Limits]:
         """How much each sequence may draft: its own limits, the context's, the batch's."""
         share = min(self.backend.n_batch // len(lives), self._max_batch)
+        rows = self.backend.n_outputs // len(lives)
         cells = self.backend.n_ctx - sum(len(live.ids) for live in lives)
         branches = len(self._spare) // len(lives) if self.backend.rollback == "free" else 0
         limits = {}
         for live in lives:
             pending = len(live.ids) - self.cache.length(live.key)
-            nodes = max(0, min(share - pending, cells // len(lives)))
+            nodes = max(0, min(share - pending, rows - 1, cells // len(lives)))
             depth = min(nodes, live.request.draft_max)
             if live.n_left is not None:
                 depth = min(depth, live.n_left - 1)

@@ -24,6 +24,7 @@ class Backend(Protocol):
     n_ctx: int
     n_batch: int
     n_seq: int
+    n_outputs: int
     n_vocab: int
     seconds: float
     rollback: Literal["free", "checkpoint"]
@@ -83,6 +84,7 @@ class TokenCache:
         if not self.backend.truncate(seq, length):
             length = self._go_back(seq, length)
         del held[length:]
+        self._outdate(seq)
 
     def _go_back(self, seq: int, length: int) -> int:
         saved = self._saved.pop(seq, None)
@@ -91,6 +93,11 @@ class TokenCache:
             return saved
         self.backend.drop(seq)
         return 0
+
+    def _outdate(self, seq: int) -> None:
+        """Forget a saved state of more tokens than are left: what comes next may differ."""
+        if self._saved.get(seq, 0) > self.length(seq):
+            del self._saved[seq]
 
     def guard(self, seq: int, ids: Sequence[int]) -> None:
         """Before drafts are risked behind `ids`: hold them, and save what a rollback will need.
@@ -150,3 +157,4 @@ class TokenCache:
         if not self.backend.truncate(seq, len(held)):
             self.backend.drop(seq)
             held.clear()
+        self._outdate(seq)

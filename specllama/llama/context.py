@@ -40,6 +40,7 @@ class Context:
         n_ctx: cells of the cache, in tokens (rounded up to a multiple of 256).
         n_batch: the most tokens one `decode` takes.
         n_seq: the most sequence ids.
+        n_outputs: the most tokens of a batch whose logits can be asked for.
         threads, threads_batch: CPU threads for one token and for more; None takes the cores.
 
     Attributes:
@@ -58,6 +59,7 @@ class Context:
         n_ctx: int,
         n_batch: int = 512,
         n_seq: int = 1,
+        n_outputs: int = 64,
         threads: int | None = None,
         threads_batch: int | None = None,
         flash_attn: str = "auto",
@@ -71,6 +73,7 @@ class Context:
         params.n_batch = min(n_batch, params.n_ctx)
         params.n_ubatch = params.n_batch
         params.n_seq_max = n_seq
+        params.n_outputs_max = max(n_outputs, n_seq)
         params.kv_unified = True
         params.n_threads = threads or default_threads()
         params.n_threads_batch = threads_batch or params.n_threads
@@ -82,6 +85,7 @@ class Context:
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
         self.n_batch = int(self._lib.llama_n_batch(self._handle))
         self.n_seq = n_seq
+        self.n_outputs = int(params.n_outputs_max)
         self.n_vocab = model.n_vocab
         self._batch = _Batch(self._lib, self.n_batch, n_seq)
         self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
@@ -132,10 +136,13 @@ class Context:
             EngineError: llama.cpp refused; cells of this batch may be left behind (`truncate`).
         """
         self._batch.fill(tokens, positions, sequences, outputs)
+        wanted = sum(outputs)
+        if wanted > self.n_outputs:  # llama.cpp would abort the process
+            raise EngineError(f"Logits of {wanted} tokens; this context gives {self.n_outputs}.")
         library.forget_log()
         started = time.perf_counter()
         status = self._lib.llama_decode(self._handle, self._batch.struct)
-        rows = self._logits(sum(outputs)) if status == 0 else None
+        rows = self._logits(wanted) if status == 0 else None
         self.seconds += time.perf_counter() - started
         if rows is None:
             raise EngineError(_reason(status))
@@ -148,7 +155,7 @@ class Context:
         pointer = self._lib.llama_get_logits(self._handle)
         address = ctypes.addressof(pointer.contents)
         if address != self._rows_address:
-            self._rows = np.ctypeslib.as_array(pointer, (self.n_batch, self.n_vocab))
+            self._rows = np.ctypeslib.as_array(pointer, (self.n_outputs, self.n_vocab))
             self._rows_address = address
         return self._rows[:count]
 

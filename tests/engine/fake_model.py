@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ class BatchError(AssertionError):
 def language(seed: int, n_vocab: int = N_VOCAB, spread: float = 1.5) -> Language:
     """Independent normal logits for every sequence of tokens."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def row(context: Tokens) -> Row:
         random = np.random.default_rng([seed, len(context), *context])
         return random.normal(0.0, spread, n_vocab).astype(np.float32)
@@ -43,7 +43,7 @@ def near(target: Language, seed: int, share: float = 0.5, n_vocab: int = N_VOCAB
     """A draft's language: the target's logits mixed with `share` of its own."""
     own = language(seed, n_vocab)
 
-    @lru_cache(maxsize=None)
+    @cache
     def row(context: Tokens) -> Row:
         mixed = own(context).copy()
         known = target(context)
@@ -83,6 +83,7 @@ class FakeModel:
     n_ctx: int = 64
     n_batch: int = 16
     n_seq: int = 1
+    n_outputs: int = 64
     n_vocab: int = N_VOCAB
     rollback: Literal["free", "checkpoint"] = "free"
     cost: Callable[[int], float] = lambda n_tokens: 0.001 + 0.0001 * n_tokens
