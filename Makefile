@@ -18,9 +18,8 @@ help:
 demo:
 	@echo '== specllama and its built-in pair -> .venv'
 	@$(PYTHON) scripts/setup.py pair
-	@echo '== specllama generate --stats "$(PROMPT)"'
+	@echo '== specllama generate "$(PROMPT)"   (to talk with it: $(BIN)/specllama chat)'
 	@$(BIN)/specllama generate --stats --max-tokens 200 "$(PROMPT)"
-	@echo '== Your turn: $(BIN)/specllama chat'
 
 test: lint
 	@echo '== pytest'
