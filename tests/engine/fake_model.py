@@ -1,8 +1,8 @@
 """A language model as a table, behind a cache as strict as llama.cpp's.
 
 The logits after a token are a function of the exact sequence of tokens it sees, so that a stale
-cell, a wrong position or a wrong sequence id gives another text; a batch that llama.cpp would refuse
-is a `BatchError`.
+cell, a wrong position or a wrong sequence id gives another text; a batch that llama.cpp refuses
+is a `BatchError` here.
 """
 
 from __future__ import annotations

@@ -484,7 +484,7 @@ class TestFaults:
     def test_every_call(
         self, error: type[BaseException], when: Any, who: str, branches: bool, rollback: str
     ) -> None:
-        for call in range(14):
+        for call in range(10):
             draft = FakeModel(near(WORDS, 5, 0.4), rollback=rollback, n_batch=4)  # type: ignore[arg-type]
             script = tree(PLAIN, place=1, width=2) if branches else None
             drafters = [script] if script else [following(draft)]
@@ -492,7 +492,7 @@ class TestFaults:
             engine = Engine(target, drafters)
             faulty = target if who == "target" else draft
             faulty.faults[call] = Fault(error, when)
-            asked = request([*PROMPT, *PROMPT], sampling=PLAIN, max_tokens=12)
+            asked = request([*PROMPT, *PROMPT], sampling=PLAIN, max_tokens=8)
             try:
                 live = engine.add(asked)
                 finish(engine, live)
@@ -513,7 +513,7 @@ class TestFaults:
 
     def works(self, engine: Engine) -> None:
         for history in ([*PROMPT, 2, 2], [*PROMPT, *PROMPT, 7]):
-            again = request(history, sampling=PLAIN, max_tokens=8)
+            again = request(history, sampling=PLAIN, max_tokens=5)
             assert run(engine, again).tokens == expected(WORDS, again)[0]
 
     def test_a_drafter_that_raises(self, rollback: str) -> None:

@@ -1,0 +1,118 @@
+"""TokenCache over the strict fake: mirror and cells never part, whatever the memory can undo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specllama.llama.cache import TokenCache
+from tests.engine.fake_model import FakeModel, Fault, language
+
+FIRST = [1, 2, 3, 4, 5, 6]
+OTHER = [9, 8, 7, 6, 5, 4, 3, 2]
+
+
+def cache_over(rollback: Any, **settings: Any) -> TokenCache:
+    return TokenCache(FakeModel(language(0), rollback=rollback, **settings))
+
+
+def agree(cache: TokenCache, ids: list[int]) -> None:
+    """Cells and mirror hold the same prefix of `ids`."""
+    held = cache.backend.tokens(0)  # type: ignore[attr-defined]
+    assert len(held) == cache.length(0)
+    assert held == tuple(ids[: len(held)])
+
+
+@pytest.fixture(params=["free", "checkpoint"])
+def cache(request: pytest.FixtureRequest) -> TokenCache:
+    return cache_over(request.param)
+
+
+def test_fill_reads_what_is_missing_in_chunks() -> None:
+    cache = cache_over("free", n_batch=4)
+    cache.fill(0, FIRST[:2])
+    cache.fill(0, FIRST)
+    assert cache.backend.batches == [2, 4]  # type: ignore[attr-defined]
+    agree(cache, FIRST)
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_truncate(cache: TokenCache, length: int) -> None:
+    cache.fill(0, FIRST)
+    cache.truncate(0, length)
+    assert cache.length(0) <= length
+    if cache.backend.rollback == "free":
+        assert cache.length(0) == min(length, 6)
+    agree(cache, FIRST)
+
+
+def test_a_guarded_state_comes_back() -> None:
+    cache = cache_over("checkpoint")
+    cache.guard(0, FIRST)
+    cache.backend.decode([9, 9], [6, 7], [(0,), (0,)], [True, True])
+    cache.record(0, [9, 9])
+    cache.truncate(0, 7)
+    assert cache.length(0) == 6
+    agree(cache, FIRST)
+
+
+def test_guarding_costs_nothing_where_cells_can_be_dropped() -> None:
+    cache = cache_over("free")
+    cache.guard(0, FIRST)
+    assert cache.length(0) == 0
+
+
+def forget(cache: TokenCache) -> None:
+    cache.forget(0)
+
+
+def rewrite(cache: TokenCache) -> None:
+    cache.keep_prefix(0, OTHER)
+
+
+def break_off(cache: TokenCache) -> None:
+    fake = cache.backend
+    assert isinstance(fake, FakeModel)
+    fake.faults[len(fake.batches)] = Fault(KeyboardInterrupt, "half")
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(0, [*FIRST, 7, 8])
+    cache.repair(0)
+    cache.keep_prefix(0, OTHER)
+
+
+@pytest.mark.parametrize("change", [forget, rewrite, break_off])
+def test_a_saved_state_is_never_another_texts(cache: TokenCache, change: Any) -> None:
+    """A state saved for one text must not come back under the next one."""
+    cache.guard(0, FIRST)
+    cache.fill(0, FIRST)
+    change(cache)
+    cache.fill(0, OTHER)
+    cache.truncate(0, 7)
+    agree(cache, OTHER)
+
+
+def test_keep_prefix_believes_what_it_is_told(cache: TokenCache) -> None:
+    cache.fill(0, FIRST)
+    assert cache.keep_prefix(0, [*FIRST, 7], agreed=5) == 6
+    assert cache.keep_prefix(0, FIRST[:3], agreed=99) <= 3
+    agree(cache, FIRST)
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_repair(cache: TokenCache, when: Any) -> None:
+    fake = cache.backend
+    assert isinstance(fake, FakeModel)
+    cache.fill(0, FIRST)
+    fake.faults[1] = Fault(KeyboardInterrupt, when)
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill(0, [*FIRST, 7, 8])
+    cache.repair(0)
+    agree(cache, FIRST)
+    cache.fill(0, [*FIRST, 7, 8])
+    agree(cache, [*FIRST, 7, 8])
+
+
+def test_repair_where_nothing_was_ever_held(cache: TokenCache) -> None:
+    cache.repair(0)
+    assert cache.length(0) == 0
