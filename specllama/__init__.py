@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specllama.decoder import SpeculativeDecoder, Stream
+    from specllama.decoder import SpeculativeDecoder
     from specllama.errors import (
         ContextFull,
         EngineError,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from specllama.sampling.params import SamplingParams
+    from specllama.stream import Stream
     from specllama.text.chat import Message
 
 __version__ = "0.1.0"
@@ -51,7 +52,7 @@ _HOMES = {
     "SpecStats": "results",
     "SpecllamaError": "errors",
     "SpeculativeDecoder": "decoder",
-    "Stream": "decoder",
+    "Stream": "stream",
     "StreamEvent": "results",
     "Timings": "results",
     "Usage": "results",

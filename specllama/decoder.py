@@ -11,9 +11,8 @@ What is said depends on the target, the prompt and the settings. The draft decid
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,15 +20,13 @@ from typing import Self
 from specllama.drafting.protocol import Drafter
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.engine.engine import Engine
-from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.cache import Progress
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
 from specllama.options import GenerationParams, ModelOptions
-from specllama.results import FinishReason, Generation, StreamEvent, Timings, Usage
+from specllama.results import Generation
+from specllama.stream import Stream
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
-from specllama.text.stream import TextStream
-from specllama.verification import choose_rule
 
 _EXACT_BATCH = 7
 
@@ -164,7 +161,7 @@ class SpeculativeDecoder:
             ContextFull: the prompt does not fit.
         """
         ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        return Stream(self, ids, params or GenerationParams(), on_prompt, at_start=False)
+        return self._stream(ids, params, on_prompt, at_start=False)
 
     def chat(
         self,
@@ -193,8 +190,27 @@ class SpeculativeDecoder:
         """
         if not messages:
             raise UsageError("The conversation is empty.", "Give at least one message.")
+        return self._stream(self._chat_ids(messages), params, on_prompt, at_start=True)
+
+    def _stream(
+        self,
+        ids: Sequence[int],
+        params: GenerationParams | None,
+        on_prompt: Progress | None,
+        *,
+        at_start: bool,
+    ) -> Stream:
+        params = params or GenerationParams()
+        load_s, self._load_s_to_report = self._load_s_to_report, 0.0
         return Stream(
-            self, self._chat_ids(messages), params or GenerationParams(), on_prompt, at_start=True
+            self._engine,
+            self._target.model.vocabulary,
+            ids,
+            params,
+            stops=(*params.stop, *self._template.stops) if at_start else params.stop,
+            at_start=at_start,
+            load_s=load_s,
+            on_prompt=on_prompt,
         )
 
     def count_tokens(self, text: str) -> int:
@@ -236,205 +252,3 @@ class SpeculativeDecoder:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class Stream(Iterator[StreamEvent]):
-    """A generation under way: iterate for its events, then read `result`.
-
-    An event is given out when its text is certain, so that no text of a stop string or half a
-    character is ever seen; joined, the texts are the result's text.
-    """
-
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        ids: Sequence[int],
-        params: GenerationParams,
-        on_prompt: Progress | None,
-        *,
-        at_start: bool,
-    ) -> None:
-        self._decoder = decoder
-        self._engine = decoder._engine
-        self._params = params
-        self._seed = secrets.randbits(32) if params.seed is None else params.seed
-        self._rule = choose_rule(params.verify, params.seed is not None)
-        vocabulary = decoder._target.model.vocabulary
-        stops = (*params.stop, *decoder._template.stops) if at_start else params.stop
-        self._text = TextStream(vocabulary, stops, at_start=at_start)
-        self._pieces: list[str] = []
-        self._waiting: list[StreamEvent] = []
-        self._given: list[StreamEvent] = []
-        self._cancelled = False
-        self._result: Generation | None = None
-        self._clock = _Clock(self._engine)
-        self._live = self._engine.add(self._request(ids), on_prompt)
-        self._clock.prompt_done(len(ids) - 1 - self._live.n_cached)
-        self._events = self._run()
-
-    def _request(self, ids: Sequence[int]) -> Request:
-        params, decoder = self._params, self._decoder
-        loaded = {drafter.name for drafter in self._engine.drafters}
-        return Request(
-            ids=ids,
-            sampling=params.sampling,
-            rule=self._rule,
-            seed=self._seed,
-            is_end=decoder._target.model.vocabulary.is_eog,
-            max_tokens=params.max_tokens,
-            watch=self._watch,
-            drafters=tuple(name for name in params.drafters() if name in loaded),
-            draft_max=params.draft_max,
-            draft_p_min=params.draft_p_min,
-            adaptive=params.adaptive,
-        )
-
-    def _watch(self, token: int) -> int | None:
-        """The engine's question after each token: does the text end here?"""
-        piece = self._text.push(token)
-        self._pieces.append(piece.text)
-        return piece.dropped_tokens if piece.stopped else None
-
-    def __iter__(self) -> Iterator[StreamEvent]:
-        return self
-
-    def __next__(self) -> StreamEvent:
-        return next(self._events)
-
-    def _run(self) -> Iterator[StreamEvent]:
-        ended: EndEvent | None = None
-        try:
-            while ended is None and not self._cancelled:
-                for event in self._engine.step():
-                    if isinstance(event, EndEvent):
-                        ended = event
-                    else:
-                        self._take(event)
-                if ended is None and not self._text.holds:
-                    yield from self._release()
-        finally:
-            if ended is None:
-                self._engine.cancel(self._live)
-        if ended is not None:
-            self._drop(ended.dropped)
-        self._finish_text()
-        yield from self._release()
-        self._conclude(ended.reason if ended else "cancelled")
-
-    def _take(self, event: TokenEvent) -> None:
-        self._clock.token()
-        text = self._pieces.pop(0)
-        self._waiting.append(
-            StreamEvent(event.id, text, event.logprob, bool(event.source), event.source)
-        )
-
-    def _release(self) -> Iterator[StreamEvent]:
-        """Give the waiting events out; what is not taken counts as given all the same."""
-        waiting, self._waiting = self._waiting, []
-        self._given += waiting
-        yield from waiting
-
-    def _drop(self, count: int) -> None:
-        """Take back the tokens of a stop string; text they completed stays with the token before."""
-        if not count:
-            return
-        dropped = self._waiting[len(self._waiting) - count :]
-        del self._waiting[len(self._waiting) - count :]
-        self._add_text("".join(event.text for event in dropped))
-
-    def _finish_text(self) -> None:
-        self._add_text(self._text.finish())
-
-    def _add_text(self, text: str) -> None:
-        """Add text to the last event that is still here."""
-        if text and self._waiting:
-            last = self._waiting[-1]
-            self._waiting[-1] = StreamEvent(
-                last.id, last.text + text, last.logprob, last.from_draft, last.source
-            )
-
-    def cancel(self) -> None:
-        """End the generation after the current round; safe from signal handlers and threads."""
-        self._cancelled = True
-
-    def close(self) -> None:
-        """Stop now; the decoder is ready for the next generation, and `result` has what there is."""
-        if self._result is None:
-            self._events.close()  # type: ignore[attr-defined]
-            self._engine.cancel(self._live)
-            self._finish_text()
-            self._given += self._waiting
-            self._conclude("cancelled")
-
-    def finish(self) -> Generation:
-        """Run to the end and return the result."""
-        for _ in self:
-            pass
-        return self.result
-
-    @property
-    def result(self) -> Generation:
-        """The finished generation.
-
-        Raises:
-            SpecllamaError: it is still running.
-        """
-        if self._result is None:
-            raise SpecllamaError("The generation is still running.", "Iterate it to its end first.")
-        return self._result
-
-    def _conclude(self, reason: FinishReason) -> None:
-        decoder, live = self._decoder, self._live
-        load_s, decoder._load_s_to_report = decoder._load_s_to_report, 0.0
-        self._result = Generation(
-            text="".join(event.text for event in self._given),
-            tokens=[event.id for event in self._given],
-            logprobs=[event.logprob for event in self._given],
-            finish_reason=reason,
-            usage=Usage(live.n_prompt, len(self._given), live.n_cached),
-            timings=self._clock.timings(load_s),
-            spec=live.stats,
-            seed=self._seed,
-            verify=self._rule.name,
-            guarantee=self._rule.guarantee,
-        )
-
-
-class _Clock:
-    """Times of one generation."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._started = time.perf_counter()
-        self._prompt_s = 0.0
-        self._n_prompt = 0
-        self._first = self._last = self._started
-        self._first_inside = self._inside = 0.0
-        self._n_tokens = 0
-
-    def prompt_done(self, n_decoded: int) -> None:
-        """The prompt is read, all but its last token."""
-        self._prompt_s = time.perf_counter() - self._started
-        self._n_prompt = n_decoded
-
-    def token(self) -> None:
-        """A token is out."""
-        self._last = time.perf_counter()
-        self._inside = self._engine.seconds_inside()
-        if self._n_tokens == 0:
-            self._first, self._first_inside = self._last, self._inside
-        self._n_tokens += 1
-
-    def timings(self, load_s: float) -> Timings:
-        """The figures, at the end."""
-        decode_s = self._last - self._first
-        inside = self._inside - self._first_inside
-        decoded = self._n_tokens - 1
-        return Timings(
-            load_s=load_s,
-            ttft_s=self._first - self._started,
-            prompt_tok_s=self._n_prompt / self._prompt_s if self._n_prompt > 0 else None,
-            decode_tok_s=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
-            wall_s=time.perf_counter() - self._started,
-            overhead_share=max(0.0, 1 - inside / decode_s) if decode_s > 0 else 0.0,
-        )

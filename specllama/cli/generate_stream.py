@@ -16,7 +16,7 @@ from specllama.results import Generation, StreamEvent
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from specllama.decoder import Stream
+    from specllama.stream import Stream
 
 Start = Callable[[Callable[[int, int], None]], "Stream"]
 """Starts a stream, given what to call with (done, total) prompt tokens."""

@@ -1,8 +1,8 @@
 """A context: one KV cache and the decodes that fill it.
 
-The engine needs few things of a model (`llama.cache.Backend` names them), and here llama.cpp provides
-them. All arrays of the batch are numpy's, filled by slices; logits are views that the next decode
-overwrites.
+The engine needs few things of a model (`llama.cache.Backend` names them), and here llama.cpp
+provides them. All arrays of the batch are numpy's, filled by slices; logits are views that the next
+decode overwrites.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class Model:
         self.path = path
         self._lib = library.load()
         self._keep: list[Any] = []
+        self._interrupted: BaseException | None = None
         params = self._params(gpu_layers, main_gpu, tensor_split, device, on_progress)
         params.use_extra_bufts = library.repacking_works() if repack is None else repack
         self.handle = self._load(params)
@@ -71,10 +72,21 @@ class Model:
             params.split_mode = _SPLIT_NONE
             params.main_gpu = 0
         if on_progress is not None:
-            params.progress_callback = self._hold(
-                self._lib.llama_progress_callback(_progress(on_progress))
-            )
+            callback = self._lib.llama_progress_callback(self._reporter(on_progress))
+            params.progress_callback = self._hold(callback)
         return params
+
+    def _reporter(self, on_progress: Progress) -> Callable[[float, Any], bool]:
+        """A callback that stops the loading on an error (Ctrl-C), which `_load` raises again."""
+
+        def report(share: float, _user_data: Any) -> bool:
+            try:
+                on_progress(share)
+            except BaseException as error:  # ctypes would swallow it
+                self._interrupted = error
+            return self._interrupted is None
+
+        return report
 
     def _hold(self, thing: Any) -> Any:
         """Keep memory alive that llama.cpp points into."""
@@ -92,6 +104,10 @@ class Model:
     def _load(self, params: Any) -> Any:
         library.forget_log()
         handle = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if self._interrupted is not None:
+            if handle:
+                self._lib.llama_model_free(handle)
+            raise self._interrupted
         if handle:
             return handle
         errors = " ".join(library.recent_errors())
@@ -213,14 +229,6 @@ class LlamaVocabulary:
 
 def _optional(token: int) -> int | None:
     return int(token) if token >= 0 else None
-
-
-def _progress(report: Progress) -> Callable[[float, Any], bool]:
-    def callback(share: float, _user_data: Any) -> bool:
-        report(share)
-        return True
-
-    return callback
 
 
 def _tensor_split(lib: Any, shares: Sequence[float]) -> Any:
