@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.drafting.shapes import Shape
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Chance, Proposal
 
@@ -22,6 +23,7 @@ class Want:
         ids: all its ids, prompt and reply; between `rewind`s they only grow.
         limit: the most tokens to draft in a row (at least 1).
         nodes, branches: the most nodes of a tree, and the most leaves beside its first.
+        shape: how trees of a draft model grow.
         law: (logits row, drafted path) -> the law to draw from.
         chance: draws children from a law as the verification rule needs them.
         keeps_laws: the rule reads the laws, so the proposal has to carry them; otherwise drafts
@@ -37,6 +39,7 @@ class Want:
     limit: int
     nodes: int
     branches: int
+    shape: Shape
     law: Callable[[NDArray[np.float32], Sequence[int]], Distribution]
     chance: Chance
     keeps_laws: bool
@@ -66,11 +69,13 @@ class Drafter(ABC):
     Attributes:
         name: for statistics and options.
         free: proposing costs next to nothing, so it may be asked before its use is decided.
+        trees: it proposes trees of its own size; `go_on` does not steer it.
         learns: wants `observe` after every round.
     """
 
     name: str
     free: bool = True
+    trees: bool = False
     learns: bool = False
 
     @property

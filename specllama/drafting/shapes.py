@@ -27,16 +27,16 @@ class Node:
 
 
 class Shape(Protocol):
-    """How a tree grows, level by level.
+    """How a tree grows, level by level."""
 
-    Attributes:
-        depth: the most levels.
-        chosen_before: which nodes there are does not depend on the tokens drawn, so the shape may
-            be used with rules that read the laws.
-    """
+    @property
+    def depth(self) -> int:
+        """The most levels."""
 
-    depth: int
-    chosen_before: bool
+    @property
+    def chosen_before(self) -> bool:
+        """Which nodes there are does not depend on the tokens drawn, so that the shape may be used
+        with rules that read laws."""
 
     def width(self, nodes: Sequence[Node], node: int) -> int:
         """How many children to draw below a node (ROOT: the first level)."""

@@ -59,9 +59,10 @@ class SuffixDrafter(Drafter):
             return Proposal()
         length = min(want.limit, int(self._factor * automaton.match_length))
         turn = takewhile(lambda token: not self._is_end(token), automaton.continuation())
+        confidence = automaton.match_length / (1 + automaton.match_length)
         tokens: list[int] = []
         for token in islice(turn, length):
-            if not want.go_on(len(tokens), None):
+            if not want.go_on(len(tokens), confidence):
                 break
             tokens.append(token)
         return Proposal.chain(tokens, source=self.name)

@@ -13,25 +13,24 @@ from numpy.typing import NDArray
 
 from specllama.drafting.follower import Follower
 from specllama.drafting.protocol import Drafter, Want
-from specllama.drafting.shapes import Node, Shape
+from specllama.drafting.shapes import Node
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import ROOT, Proposal
 
 
 class TreeDrafter(Drafter):
-    """Drafts trees of one shape with a model.
+    """Drafts trees with a model, of the shape each sequence wants.
 
     Args:
         follower: the draft's cache; sequence ids from `first_branch` on are the tree's.
-        shape: how the tree grows.
     """
 
     name = "tree"
     free = False
+    trees = True
 
-    def __init__(self, follower: Follower, shape: Shape, first_branch: int) -> None:
+    def __init__(self, follower: Follower, first_branch: int) -> None:
         self._follower = follower
-        self._shape = shape
         self._first_branch = first_branch
 
     @property
@@ -49,13 +48,13 @@ class TreeDrafter(Drafter):
         return [self._propose(want) for want in wants]
 
     def _propose(self, want: Want) -> Proposal:
-        if want.keeps_laws and not self._shape.chosen_before:
+        if want.keeps_laws and not want.shape.chosen_before:
             raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
         read = self._follower.read([want])
         if not read:
             return Proposal()
         spare = range(self._first_branch, self._follower.backend.n_seq)[: want.branches]
-        growth = _Growth(self._follower, want, self._shape, list(spare))
+        growth = _Growth(self._follower, want, list(spare))
         try:
             growth.run(read[0][1])
         finally:
@@ -71,10 +70,10 @@ class TreeDrafter(Drafter):
 class _Growth:
     """One tree while it grows."""
 
-    def __init__(self, follower: Follower, want: Want, shape: Shape, spare: list[int]) -> None:
+    def __init__(self, follower: Follower, want: Want, spare: list[int]) -> None:
         self._follower = follower
         self._want = want
-        self._shape = shape
+        self._shape = want.shape
         self._spare = spare
         self._leaves_left = 1 + len(spare)
         self._nodes: list[Node] = []

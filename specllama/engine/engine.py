@@ -184,9 +184,10 @@ class Engine:
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)
         live.account.settle(seconds, used)
-        self.scheduler.acceptance(proposal.source).observe(
-            len(path), verified.verdict.tested, plan.confidences
-        )
+        if len(proposal):
+            self.scheduler.acceptance(proposal.source).observe(
+                len(proposal), len(path), verified.verdict.tested, plan.confidences
+            )
         self.cache.truncate(live.key, len(live.ids) - 1)
         self._teach(verified)
         return events

@@ -8,6 +8,9 @@ _DECAY = 0.97
 _PRIOR_WEIGHT = 4.0
 _PRIOR = 0.7
 _BINS = 10
+_WEIGHT = 0.1
+_USUAL_NODES = 6
+_USUAL_ACCEPTED = 1.5
 
 
 class _Rate:
@@ -29,11 +32,17 @@ class _Rate:
 
 
 class Acceptance:
-    """Estimates for one drafter."""
+    """Estimates for one drafter.
+
+    Attributes:
+        usual_nodes, usual_accepted: means of its latest proposals, whatever their shape.
+    """
 
     def __init__(self) -> None:
         self._depths: list[_Rate] = []
         self._bins = [_Rate((n + 0.5) / _BINS) for n in range(_BINS)]
+        self.usual_nodes = float(_USUAL_NODES)
+        self.usual_accepted = _USUAL_ACCEPTED
 
     def at_depth(self, depth: int) -> float:
         """Probability that the token at `depth` (from 0) is accepted when it is tested."""
@@ -45,8 +54,12 @@ class Acceptance:
         """Same, given the draft's top probability at that position."""
         return self._bins[_bin(confidence)].value
 
-    def observe(self, accepted: int, tested: int, confidences: Sequence[float]) -> None:
-        """One verified chain: `tested` depths, the first `accepted` of them accepted."""
+    def observe(
+        self, n_nodes: int, accepted: int, tested: int, confidences: Sequence[float]
+    ) -> None:
+        """One verified proposal: `tested` depths, the first `accepted` of them accepted."""
+        self.usual_nodes += _WEIGHT * (n_nodes - self.usual_nodes)
+        self.usual_accepted += _WEIGHT * (accepted - self.usual_accepted)
         for depth in range(tested):
             if depth == len(self._depths):
                 self._depths.append(_Rate(self.at_depth(depth)))

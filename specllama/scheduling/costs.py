@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections import defaultdict, deque
 
-_Key = TypeVar("_Key", int, str)
-_WEIGHT = 0.15
-_OUTLIER = 4.0
 _OPTIMISTIC_SLOPE = 0.1
+_RECENT = 5
+_AGREEMENT = 0.25
+_FIRST_PATIENCE = 16
+_LAST_PATIENCE = 256
 
 
 class Costs:
@@ -20,19 +21,44 @@ class Costs:
     def __init__(self) -> None:
         self._target: dict[int, float] = {}
         self._draft: dict[str, float] = {}
+        self._recent: dict[int | str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
+        self._since_plain = 0
+        self._patience = _FIRST_PATIENCE
 
     def observe_target(self, n_tokens: int, seconds: float) -> None:
-        """One target decode of `n_tokens`."""
-        _average(self._target, n_tokens, seconds)
+        """One target decode of `n_tokens`. A size's first does not count: it may be a hiccup."""
+        typical = self._typical(n_tokens, seconds)
+        if len(self._recent[n_tokens]) > 1:
+            self._target[n_tokens] = typical
+        self._since_plain += 1
+        if n_tokens == 1 and abs(seconds - typical) <= _AGREEMENT * typical:
+            if self.stale:
+                self._patience = min(2 * self._patience, _LAST_PATIENCE)
+            self._since_plain = 0
 
     def observe_draft(self, name: str, n_drafted: int, seconds: float) -> None:
         """One proposal of `n_drafted` tokens (a decode more or less is the drafter's affair)."""
-        _average(self._draft, name, seconds / max(1, n_drafted))
+        self._draft[name] = self._typical(name, seconds / max(1, n_drafted))
+
+    def _typical(self, what: int | str, seconds: float) -> float:
+        """The lower median of the latest: hiccups of a busy machine do not count, drift does."""
+        recent = self._recent[what]
+        recent.append(seconds)
+        return sorted(recent)[(len(recent) - 1) // 2]
 
     @property
     def known(self) -> bool:
-        """Whether a plain decode was ever measured."""
+        """Whether plain decoding was measured."""
         return 1 in self._target
+
+    @property
+    def stale(self) -> bool:
+        """Whether plain decoding, the yardstick of all drafts, has to be measured again.
+
+        Drafting that seems to pay would otherwise never put a wrong yardstick right. It stays due
+        until a measurement agrees with the table.
+        """
+        return self._since_plain > self._patience
 
     def target_s(self, n_tokens: int) -> float:
         """Expected seconds of a target decode of `n_tokens` (`known` must hold)."""
@@ -49,12 +75,3 @@ class Costs:
     def draft_s(self, name: str) -> float:
         """Expected seconds of one drafted token; 0 until measured."""
         return self._draft.get(name, 0.0)
-
-
-def _average(table: dict[_Key, float], key: _Key, seconds: float) -> None:
-    """Exponential mean; a single hiccup (a busy machine) counts as no more than an outlier."""
-    old = table.get(key)
-    if old is None:
-        table[key] = seconds
-    else:
-        table[key] = old + _WEIGHT * (min(seconds, _OUTLIER * old) - old)

@@ -9,6 +9,8 @@ probes.
 
 from __future__ import annotations
 
+import math
+
 from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.costs import Costs
 
@@ -47,6 +49,13 @@ class Scheduler:
                 best, best_rate = length, rate
         return best, best_rate
 
+    def tree_rate(self, name: str, nodes: int) -> float:
+        """Tokens per second with the trees a drafter usually makes, of at most `nodes` nodes."""
+        acceptance = self.acceptance(name)
+        usual = min(nodes, acceptance.usual_nodes)
+        seconds = self.costs.target_s(1 + round(usual)) + usual * self.costs.draft_s(name)
+        return (1.0 + acceptance.usual_accepted) / seconds
+
 
 class Account:
     """One sequence's gains and losses against plain decoding."""
@@ -66,7 +75,8 @@ class Account:
     @property
     def may_draft(self) -> bool:
         """Whether this round may draft at all."""
-        return self._scheduler.costs.known and self.within_budget
+        costs = self._scheduler.costs
+        return costs.known and not costs.stale and self.within_budget
 
     def probe_due(self) -> bool:
         """Whether a drafter that does not pay gets another try: ever more seldom."""
@@ -91,7 +101,7 @@ class Stopping:
     """Decides, token by token, whether a chain goes on; remembers the confidences it saw.
 
     Args:
-        planned: the length that is worth its time on average, for chains of unknown confidence.
+        planned: the length that is worth its time on average, whatever the first confidences are.
         rate: tokens per second that the time could earn otherwise.
         p_min: end the chain where the draft's top probability is below this.
     """
@@ -106,34 +116,51 @@ class Stopping:
         self._rate = rate
         self._p_min = p_min
         self._survival = 1.0
+        self._tokens = 1.0
         self.confidences: list[float] = []
 
     def go_on(self, drafted: int, confidence: float | None) -> bool:
         """See `drafting.protocol.Want.go_on`."""
         longer = self._costs.target_s(drafted + 2) - self._costs.target_s(drafted + 1)
         if confidence is None:
-            chance = self._acceptance.at_depth(drafted)
-            return drafted < self._planned or self._survival * chance > self._rate * (
-                longer + self._draft_s
-            )
-        chance = self._acceptance.at_confidence(confidence)
-        if confidence < self._p_min or self._survival * chance <= self._rate * longer:
+            gain = self._survival * self._acceptance.at_depth(drafted)
+            return drafted < self._planned or gain > self._rate * (longer + self._draft_s)
+        gain = self._survival * self._acceptance.at_confidence(confidence)
+        if confidence < self._p_min or gain <= self._rate * longer:
             return False
-        self._survival *= chance
+        self._survival = gain
+        self._tokens += gain
         self.confidences.append(confidence)
         return True
 
+    def rate(self, nodes: int) -> float:
+        """Tokens per second to expect of what was drafted, its drafting paid for already."""
+        return self._tokens / self._costs.target_s(1 + nodes)
+
 
 class FixedLength:
-    """Always the full length (`--no-adaptive`), but for `p_min`."""
+    """Always the full length (`--no-adaptive`, probes, trees), but for `p_min`.
 
-    def __init__(self, p_min: float) -> None:
+    Args:
+        most: end the chain after so many tokens.
+    """
+
+    def __init__(self, p_min: float, most: float = math.inf) -> None:
         self._p_min = p_min
+        self._most = most
         self.confidences: list[float] = []
 
     def go_on(self, drafted: int, confidence: float | None) -> bool:
         """See `drafting.protocol.Want.go_on`."""
+        if drafted >= self._most:
+            return False
         if confidence is None:
             return True
+        if confidence < self._p_min:
+            return False
         self.confidences.append(confidence)
-        return confidence >= self._p_min
+        return True
+
+    def rate(self, nodes: int) -> float:
+        """Whatever it is, it was asked for."""
+        return math.inf

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.drafting.protocol import Drafter, Want
+from specllama.drafting.shapes import FixedShape
 from specllama.drafting.suffix import SuffixDrafter
 from tests.drafting.test_automaton import longest_match
 
@@ -39,7 +40,7 @@ def want(
     key: int = 0,
     go_on: Callable[[int, float | None], bool] = lambda drafted, confidence: True,
 ) -> Want:
-    return Want(key, ids, limit, 64, 0, no_law, NoChance(), False, go_on)  # type: ignore[arg-type]
+    return Want(key, ids, limit, 64, 0, FixedShape((1,)), no_law, NoChance(), False, go_on)  # type: ignore[arg-type]
 
 
 def drafter(min_match: int = 2, factor: float = 1.0) -> Drafter:
@@ -129,7 +130,7 @@ def test_the_scheduler_ends_a_chain() -> None:
 
     (proposal,) = drafter().propose([want([1, 2, 3, 4, 1, 2, 3, 4], go_on=two)])
     assert list(proposal.tokens) == [1, 2]
-    assert asked == [(0, None), (1, None), (2, None)]
+    assert asked == [(0, 0.8), (1, 0.8), (2, 0.8)]
 
 
 def test_close_forgets_everything() -> None:
