@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specllama.drafting.model import ModelDrafter
 from specllama.drafting.protocol import Drafter
 from specllama.drafting.suffix import SuffixDrafter
+from specllama.drafting.tree import TreeDrafter
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.cache import Progress
@@ -34,7 +36,8 @@ _EXACT_BATCH = 7
 class SpeculativeDecoder:
     """A target model, optionally a draft model, and one conversation's caches.
 
-    Not thread-safe: one generation at a time (`Stream.cancel` may come from anywhere).
+    Not thread-safe, and one generation at a time: a new one closes a stream that was left open
+    (`Stream.cancel` may come from anywhere).
 
     Args:
         target: a GGUF file, an alias, a built-in name, or `user/repo:QUANT` from the cache.
@@ -70,6 +73,7 @@ class SpeculativeDecoder:
         self.warnings: list[str] = []
         self._on_progress = on_progress
         self._draft: DraftModel | None = None
+        self._open: Stream | None = None
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
             self._template = ChatTemplate.of(self._target.model.vocabulary, chat_template)
@@ -125,13 +129,15 @@ class SpeculativeDecoder:
             self._target.context,
             self._drafters(),
             max_batch=_EXACT_BATCH if self.options.exact else None,
+            linear=self.options.exact,
         )
 
     def _drafters(self) -> list[Drafter]:
         vocabulary = self._target.model.vocabulary
         drafters: list[Drafter] = [SuffixDrafter(vocabulary.is_eog)]
         if self._draft is not None:
-            drafters.append(self._draft.drafter)
+            drafters.append(ModelDrafter(self._draft.follower))
+            drafters.append(TreeDrafter(self._draft.follower, first_branch=1))
         return drafters
 
     def generate(
@@ -201,8 +207,11 @@ class SpeculativeDecoder:
         at_start: bool,
     ) -> Stream:
         params = params or GenerationParams()
+        self._check(params)
+        if self._open is not None:
+            self._open.close()
         load_s, self._load_s_to_report = self._load_s_to_report, 0.0
-        return Stream(
+        self._open = Stream(
             self._engine,
             self._target.model.vocabulary,
             ids,
@@ -212,6 +221,11 @@ class SpeculativeDecoder:
             load_s=load_s,
             on_prompt=on_prompt,
         )
+        return self._open
+
+    def _check(self, params: GenerationParams) -> None:
+        """What only shows with the model at hand."""
+        self._checked(tuple(params.sampling.logit_bias))
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a text is."""
@@ -236,7 +250,10 @@ class SpeculativeDecoder:
         return list(ids)
 
     def close(self) -> None:
-        """Free both models. Closing twice is fine."""
+        """End an open stream and free both models. Closing twice is fine."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
         if self._draft is not None:
             self._draft.close()
             self._draft = None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.drafting.follower import Follower
-from specllama.drafting.model import ModelDrafter
 from specllama.errors import NotAModel
 from specllama.hub.pair import check_files
 from specllama.hub.resolve import resolve
@@ -23,6 +22,7 @@ LoadProgress = Callable[[str, float], None]
 """(what is being loaded, share done 0..1)."""
 
 DEFAULT_CTX = 8192
+TREE_BRANCHES = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class TargetModel:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A loaded draft, its context and its drafter."""
+    """A loaded draft, its context and what follows the target in it."""
 
     name: str
     model: Model
     context: Context
-    drafter: ModelDrafter
+    follower: Follower
     pair: PairReport
 
     def close(self) -> None:
@@ -107,8 +107,8 @@ def load_draft(
     except BaseException:
         model.close()
         raise
-    drafter = ModelDrafter(Follower(context, pair.shared_size, pair.differing_ids))
-    return DraftModel(found.name, model, context, drafter, pair)
+    follower = Follower(context, pair.shared_size, pair.differing_ids)
+    return DraftModel(found.name, model, context, follower, pair)
 
 
 def _context(
@@ -119,6 +119,7 @@ def _context(
         model,
         n_ctx=n_ctx,
         n_batch=options.n_batch,
+        n_seq=1 + TREE_BRANCHES,
         threads=threads,
         threads_batch=threads_batch,
         flash_attn="on" if options.exact else options.flash_attn,

@@ -12,7 +12,8 @@ FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 VerifyName = Literal["auto", "coupled", "rejection", "block", "match"]
 
-DRAFTER_NAMES = ("model", "suffix")
+DRAFTER_NAMES = ("model", "suffix", "tree")
+AUTO_DRAFTERS = ("model", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,10 @@ class GenerationParams:
         seed: None draws one (the result says which).
         stop: strings that end the text; they are not part of it.
         verify: the verification rule; "auto" is coupled when a seed is given, else rejection.
-        drafter: "auto", "none", or names joined by "+" (see DRAFTER_NAMES).
-        draft_max: the most tokens drafted in a round.
+        drafter: "auto" (AUTO_DRAFTERS), "none", or names joined by "+" (see DRAFTER_NAMES).
+        tree: children per level of a draft model's trees, such as (2, 2, 1); empty grows them by
+            probability.
+        draft_max: the most tokens drafted in a row.
         draft_p_min: stop drafting when the draft's top probability is below this.
         adaptive: let the scheduler choose lengths; False always drafts `draft_max`.
     """
@@ -82,6 +85,7 @@ class GenerationParams:
     stop: tuple[str, ...] = ()
     verify: VerifyName = "auto"
     drafter: str = "auto"
+    tree: tuple[int, ...] = ()
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True
@@ -99,12 +103,14 @@ class GenerationParams:
         _one_of("verify", self.verify, get_args(VerifyName))
         for name in self.drafters():
             _one_of("drafter", name, DRAFTER_NAMES)
+        for width in self.tree:
+            _at_least("tree", width, 1)
 
     def drafters(self) -> tuple[str, ...]:
         """The drafters asked for, in order of preference; empty for plain decoding."""
         if self.drafter == "none":
             return ()
-        return DRAFTER_NAMES if self.drafter == "auto" else tuple(self.drafter.split("+"))
+        return AUTO_DRAFTERS if self.drafter == "auto" else tuple(self.drafter.split("+"))
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from specllama.drafting.shapes import FixedShape, Shape, ValueShape
 from specllama.engine.engine import Engine
 from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.errors import SpecllamaError
@@ -14,7 +16,11 @@ from specllama.options import GenerationParams
 from specllama.results import FinishReason, Generation, StreamEvent, Timings, Usage
 from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
-from specllama.verification import choose_rule
+from specllama.verification import Rule, choose_rule
+
+_FIXED_TREE = (2, 2, 1)
+_TREE_NODES = 16
+_TREE_WIDTH = 4
 
 
 class Stream(Iterator[StreamEvent]):
@@ -65,6 +71,7 @@ class Stream(Iterator[StreamEvent]):
             max_tokens=params.max_tokens,
             watch=self._watch,
             drafters=tuple(name for name in params.drafters() if name in loaded),
+            shape=_shape(params, self._rule),
             draft_max=params.draft_max,
             draft_p_min=params.draft_p_min,
             adaptive=params.adaptive,
@@ -178,6 +185,15 @@ class Stream(Iterator[StreamEvent]):
             verify=self._rule.name,
             guarantee=self._rule.guarantee,
         )
+
+
+def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape:
+    """The shape that was asked for, else the best that the rule allows."""
+    if params.tree:
+        return FixedShape(params.tree)
+    if rule.uses_law and params.sampling.temperature > 0:
+        return FixedShape(_FIXED_TREE)
+    return ValueShape(nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, params.draft_max))
 
 
 class _Clock:
