@@ -1,0 +1,1 @@
+"""Distil a small speculative draft from a llama-architecture target GGUF (see docs/distil.md)."""

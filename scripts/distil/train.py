@@ -1,0 +1,242 @@
+"""Train the draft on labelled rows until a deadline; every schedule runs on the clock."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .generate import TEMPERATURES
+from .labels import Rows, unpack_ids
+from .losses import HeadLoss, Kernels, Targets
+from .model import Llama, Shape
+from .muon import Muon
+
+SHARPNESS = (2.0, 1.25, 1.0)
+"""1 / temperature of the TV term for text written at each of generate.TEMPERATURES: greedy text
+is drafted for greedily, text at 0.7 for samplers that cut the tail off."""
+SUPER_BLOCK, BLOCK = 256, 32
+NUMBERS = ("step", "spent", "visits", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rates, and the shares of the training time at which things change."""
+
+    body_rate: float = 0.02
+    table_rate: float = 4.5e-3
+    warmup_steps: int = 100
+    decay_from: float = 0.35
+    tv_from: float = 0.65
+    tv_share: float = 0.8
+    quantise_from: float = 0.7
+    long_every: int = 16
+
+    def rate(self, step: int, progress: float) -> float:
+        """Warm up by steps, hold, then fall linearly to nothing at the deadline."""
+        fall = (1 - progress) / (1 - self.decay_from)
+        return min(1.0, (step + 1) / self.warmup_steps) * max(0.0, min(1.0, fall))
+
+
+def fake_quantise(table: Tensor) -> Tensor:
+    """Round a table as a 4-bit K-quant does (blocks of 32, 6-bit scales and minima in 256).
+
+    Straight-through: the gradient passes as if nothing had been rounded (Jacob et al. 2018).
+    """
+    blocks = table.detach().unflatten(-1, (-1, BLOCK))
+    low = blocks.amin(-1, keepdim=True).clamp_max(0)
+    scale = _six_bits((blocks.amax(-1, keepdim=True) - low) / 15)
+    low = -_six_bits(-low)
+    rounded = ((blocks - low) / scale.clamp_min(1e-12)).round().clamp(0, 15) * scale + low
+    return table + (rounded.flatten(-2) - table.detach())
+
+
+def _six_bits(values: Tensor) -> Tensor:
+    """Steps of 1/63 of the largest of a super-block's values; rows too short keep full steps."""
+    each = SUPER_BLOCK // BLOCK
+    if values.shape[-2] % each:
+        return values
+    parts = values.unflatten(-2, (-1, each))
+    unit = parts.amax(-2, keepdim=True) / 63
+    return ((parts / unit.clamp_min(1e-20)).round() * unit).flatten(-3, -2)
+
+
+@torch.no_grad()
+def new_student(teacher: Llama, shape: Shape, length: int, sample: Tensor) -> Llama:
+    """Random body, and the best table of its width: a PCA of the teacher's logits.
+
+    With final states h of second moment C, the logits are E h = (E C^1/2)(C^-1/2 h).  The table is
+    the projection of the centred E C^1/2 (softmax ignores a common shift) on its leading
+    directions, turned at random so that all columns are of one size.
+    """
+    student = Llama(shape, length)
+    for name, p in student.named_parameters():
+        if p.ndim == 2:
+            zero = "output" in name or "down" in name
+            p.copy_(torch.randn_like(p) * (0 if zero else 0.6 / math.sqrt(p.shape[1])))
+    hidden = teacher(sample).flatten(0, -2).float()
+    values, vectors = torch.linalg.eigh(hidden.T @ hidden / len(hidden))
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    table = teacher.head.float() @ root
+    table -= table.mean(0)
+    leading = torch.linalg.eigh(table.T @ table)[1][:, -shape.width :]
+    turn = torch.linalg.qr(torch.randn(shape.width, shape.width, device=table.device))[0]
+    student.to(table.device).token_embd.weight.copy_(table @ leading @ turn)
+    return student
+
+
+class Batches:
+    """Endless random batches of row numbers, each row once an epoch."""
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self.rows, self.size = rows, min(size, len(rows))
+        self._numbers = self._endless()
+
+    def _endless(self) -> Iterator[Tensor]:
+        while True:
+            order = torch.randperm(len(self.rows), device=self.rows.tokens.device)
+            yield from order[: len(order) // self.size * self.size].split(self.size)
+
+    def next(self, chunk: int) -> tuple[Tensor, Tensor, Targets]:
+        """Tokens, flat places of trained positions (a multiple of chunk) and their labels."""
+        picked = next(self._numbers)
+        places = self.rows.chosen[picked].flatten().nonzero()[:, 0]
+        if len(places) > chunk:
+            places = places[: len(places) // chunk * chunk]
+        return self.rows.tokens[picked].long(), places, targets_at(self.rows, picked, places)
+
+
+def targets_at(rows: Rows, picked: Tensor, places: Tensor) -> Targets:
+    """Labels of flat places in the picked rows."""
+    length = rows.tokens.shape[1]
+    row, column = picked[places // length], places % length
+    sharpness = torch.tensor(SHARPNESS, device=places.device)
+    return Targets(
+        unpack_ids(rows.ids[row, column]),
+        rows.log_probs[row, column].float(),
+        sharpness[rows.heat[row, column].long()][:, None],
+    )
+
+
+class Trainer:
+    """Student, optimisers and clock; `save` and `resume` keep them in one file."""
+
+    def __init__(
+        self,
+        student: Llama,
+        schedule: Schedule,
+        seconds: float,
+        chunk: int,
+        compiled: bool,
+        log: Callable[[str], None],
+    ) -> None:
+        self.student, self.schedule, self.seconds, self.log = student, schedule, seconds, log
+        self.chunk, self.kernels = chunk, Kernels(compiled)
+        self.cuda = student.head.is_cuda
+        self.dtype = torch.bfloat16 if self.cuda else torch.float32
+        student.residual = self.dtype
+        body = [p for b in student.blk for p in b.parameters() if p.ndim == 2]
+        inside = {id(p) for p in body}
+        rest = [p for p in student.parameters() if id(p) not in inside]
+        self.body = Muon(body, lr=schedule.body_rate)
+        self.rest = torch.optim.AdamW(
+            rest, lr=schedule.table_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=self.cuda
+        )
+        if compiled:
+            for block in student.blk:
+                block.compile(dynamic=False)
+        self.step, self.spent, self.visits = 0, 0.0, 0
+
+    @property
+    def progress(self) -> float:
+        return self.spent / self.seconds
+
+    def table(self) -> Tensor:
+        """The embedding as it will be used: rounded in the last part of the training."""
+        table = self.student.token_embd.weight
+        return fake_quantise(table) if self.progress >= self.schedule.quantise_from else table
+
+    def loss(self, tokens: Tensor, places: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """The scheduled loss, and (KL, acceptance) for the log."""
+        late = self.progress >= self.schedule.tv_from
+        table = self.table()
+        with torch.autocast(tokens.device.type, self.dtype, enabled=self.cuda):
+            hidden = self.student(tokens, table).flatten(0, 1)[places]
+        share = self.schedule.tv_share if late else 0.0
+        return HeadLoss.apply(hidden, table, targets, share, self.chunk, self.kernels)
+
+    def update(self, batch: tuple[Tensor, Tensor, Targets]) -> Tensor:
+        """One optimiser step."""
+        loss, means = self.loss(*batch)
+        loss.backward()
+        factor = self.schedule.rate(self.step, self.progress)
+        rates = (self.schedule.body_rate, self.schedule.table_rate)
+        for optimiser, rate in zip((self.body, self.rest), rates, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        self.visits += batch[0].numel()
+        return means
+
+    def run(self, short: Batches, long: Batches, held: Rows, file: Path) -> None:
+        """Train until the time is spent, with a checkpoint and a measurement a minute."""
+        started, noted = time.monotonic() - self.spent, self.spent
+        while self.spent < self.seconds:
+            kind = long if self.step % self.schedule.long_every == 1 else short
+            means = self.update(kind.next(self.chunk))
+            if self.step % 20 == 0:
+                kl, accepted = means.tolist()
+            self.spent = time.monotonic() - started
+            if self.step % 20 == 0 and self.spent - noted > 45:
+                noted = self.spent
+                self.save(file)
+                self.log(
+                    f"step {self.step} {self.spent:.0f} s {self.visits / 1e6:.0f}M visits: "
+                    f"kl {kl:.3f} accepted {accepted:.3f}; held out {self.measure(held)}"
+                )
+        self.save(file)
+        self.log(f"end: {self.visits / 1e6:.0f}M visits; held out {self.measure(held)}")
+
+    @torch.no_grad()
+    def measure(self, held: Rows) -> str:
+        """Acceptance / argmax agreement on held-out rows, by the temperature of the text."""
+        totals = torch.zeros(len(TEMPERATURES), 3, device=held.tokens.device)
+        table = self.table()
+        for rows in torch.arange(len(held), device=table.device).split(16):
+            places = held.chosen[rows].flatten().nonzero()[:, 0]
+            labels = targets_at(held, rows, places)
+            with torch.autocast(places.device.type, self.dtype, enabled=self.cuda):
+                hidden = self.student(held.tokens[rows].long(), table).flatten(0, 1)[places]
+            logits = (hidden @ table.to(hidden.dtype).T).float()
+            p, q = labels.log_probs.exp(), logits.log_softmax(-1).gather(1, labels.ids).exp()
+            accepted = torch.minimum(p, q).sum(1) + torch.minimum(1 - p.sum(1), 1 - q.sum(1))
+            best = labels.ids.gather(1, p.argmax(1, keepdim=True))[:, 0] == logits.argmax(1)
+            heat = held.heat[rows].flatten()[places].long()
+            totals.index_add_(
+                0, heat, torch.stack((accepted, best.float(), torch.ones_like(accepted)), 1)
+            )
+        means = (totals[:, :2] / totals[:, 2:]).tolist()
+        return " ".join(
+            f"T={t}: {a:.3f}/{b:.3f}" for t, (a, b) in zip(TEMPERATURES, means, strict=True)
+        )
+
+    def save(self, file: Path) -> None:
+        """Write the checkpoint, whole or not at all."""
+        part = file.with_suffix(".part")
+        state = {name: getattr(self, name).state_dict() for name in ("student", "body", "rest")}
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        torch.save({**state, **numbers}, part)
+        part.replace(file)
+
+    def resume(self, file: Path) -> None:
+        """Go on from a checkpoint, with the time that the interrupted run had planned."""
+        state = torch.load(file, map_location=self.student.head.device, weights_only=True)
+        for name in ("student", "body", "rest"):
+            getattr(self, name).load_state_dict(state[name])
+        for name in NUMBERS:
+            setattr(self, name, state[name])
