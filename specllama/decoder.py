@@ -119,6 +119,7 @@ class SpeculativeDecoder:
                 if strict:
                     raise
                 self.warnings.append(f"No draft model: {error}")
+        self._end_open_stream()
         if self._draft is not None:
             self._draft.close()
         self._draft = loaded
@@ -208,8 +209,7 @@ class SpeculativeDecoder:
     ) -> Stream:
         params = params or GenerationParams()
         self._check(params)
-        if self._open is not None:
-            self._open.close()
+        self._end_open_stream()
         load_s, self._load_s_to_report = self._load_s_to_report, 0.0
         self._open = Stream(
             self._engine,
@@ -222,6 +222,11 @@ class SpeculativeDecoder:
             on_prompt=on_prompt,
         )
         return self._open
+
+    def _end_open_stream(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def _check(self, params: GenerationParams) -> None:
         """What only shows with the model at hand."""
@@ -251,9 +256,7 @@ class SpeculativeDecoder:
 
     def close(self) -> None:
         """End an open stream and free both models. Closing twice is fine."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._end_open_stream()
         if self._draft is not None:
             self._draft.close()
             self._draft = None
