@@ -91,7 +91,7 @@ def asked(rule: str, sampling: SamplingParams, length: int, draft_max: int) -> R
 @pytest.mark.parametrize("rollback", ["free", "checkpoint"])
 @pytest.mark.parametrize("sampling", [PLAIN, PENALISED], ids=["plain", "penalised"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize(("length", "draft_max"), [(3, 1), (4, 3)])
+@pytest.mark.parametrize(("length", "draft_max"), [(3, 1), (3, 2)])
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_sampled_drafts(
     rule: str, sampling: SamplingParams, length: int, draft_max: int, share: float, rollback: Any
@@ -106,6 +106,11 @@ def test_sampled_drafts(
     found = engine_law(asked(rule, sampling, length, draft_max), make, Trace)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
     assert total_variation(found, target_law(words, sampling, length)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_longer_drafts(rule: str) -> None:
+    test_sampled_drafts(rule, PENALISED, 4, 3, 0.5, "free")
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

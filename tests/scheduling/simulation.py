@@ -1,0 +1,134 @@
+"""A machine of known costs and a draft of known quality, under the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from specllama.drafting.protocol import Want
+from specllama.engine import engine as engine_module
+from specllama.engine import propose as propose_module
+from specllama.engine.engine import Engine
+from specllama.verification.types import Proposal
+from tests.engine.clock import Clock
+from tests.engine.fake_model import FakeModel
+from tests.engine.harness import Script, request
+
+V = 16
+
+
+@cache
+def _row(place: int) -> np.ndarray:
+    row = np.zeros(V, np.float32)
+    row[place * 7 % 13] = 30.0
+    return row
+
+
+def truth(place: int) -> int:
+    """The token the target says at a position."""
+    return place * 7 % 13
+
+
+@dataclass
+class Machine:
+    """Runs one engine; several `reply`s share what the scheduler has learned.
+
+    Attributes:
+        cost: seconds of a target decode of n tokens.
+        draft_s: seconds of one drafted token.
+        good: round (from 0) -> how many of its drafted tokens are right.
+        confidence: what the draft says about each of its tokens.
+        drafted: per round of the last reply, how many tokens were drafted.
+        times: per round of the last reply, (seconds, tokens emitted).
+    """
+
+    cost: Callable[[int], float]
+    draft_s: float = 0.0
+    good: Callable[[int], int] = lambda number: 0
+    confidence: Callable[[int], float] = lambda depth: 0.8
+    names: tuple[str, ...] = ("model",)
+    free: tuple[str, ...] = ()
+    goods: dict[str, Callable[[int], int]] = field(default_factory=dict)
+    drafted: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    times: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock()
+        self.round = 0
+        target = FakeModel(
+            lambda context: _row(len(context)),
+            n_ctx=2000,
+            n_batch=32,
+            cost=lambda n_tokens: self.cost(n_tokens),
+            on_decode=self.clock.advance,
+        )
+        # the simulation needs no proof of what each token sees
+        target._visible = lambda ids, place: (0,) * (place + 1)  # type: ignore[method-assign]
+        target.length = lambda seq: len(target.cells)  # type: ignore[method-assign]
+        drafters: list[Any] = [
+            Script(self._says(name), name=name, free=name in self.free) for name in self.names
+        ]
+        self.engine = Engine(target, drafters)
+
+    def _says(self, name: str) -> Callable[[Want], Proposal]:
+        def says(want: Want) -> Proposal:
+            good = self.goods.get(name, self.good)(self.round)
+            tokens: list[int] = []
+            while len(tokens) < want.limit and want.go_on(len(tokens), None):
+                self.clock.advance(self.draft_s)
+                if not want.go_on(len(tokens), self.confidence(len(tokens))):
+                    break
+                right = truth(len(want.ids) + len(tokens))
+                tokens.append(right if len(tokens) < good else (right + 1) % 13)
+            return Proposal.chain(tokens)
+
+        return says
+
+    def reply(self, n_tokens: int, draft_max: int = 16) -> float:
+        """Generate; the seconds it took from the first round on."""
+        asked = request(
+            [1],
+            max_tokens=n_tokens,
+            adaptive=True,
+            draft_max=draft_max,
+            drafters=self.names,
+            is_end=lambda token: False,
+        )
+        with _clock(self.clock):
+            live = self.engine.add(asked)
+            self.drafted, self.sources, self.times = [], [], []
+            started = self.clock.now
+            while live.finish is None:
+                self._step(live)
+        return self.clock.now - started
+
+    def _step(self, live: Any) -> None:
+        before, drafted, emitted = self.clock.now, live.stats.drafted, live.n_emitted
+        sources = {name: stats.drafted for name, stats in live.stats.by_source.items()}
+        self.engine.step()
+        self.round += 1
+        self.drafted.append(live.stats.drafted - drafted)
+        self.times.append((self.clock.now - before, live.n_emitted - emitted))
+        grown = [n for n, s in live.stats.by_source.items() if s.drafted > sources.get(n, 0)]
+        self.sources.append(grown[0] if grown else "")
+
+
+class _clock:
+    """The engine's modules look at this clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._kept = [(m, m.time) for m in (engine_module, propose_module)]
+        for module, _ in self._kept:
+            module.time = self._clock  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        for module, kept in self._kept:
+            module.time = kept

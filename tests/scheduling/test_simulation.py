@@ -1,0 +1,183 @@
+"""What the scheduler does on machines of known cost: how much it drafts, and what it may lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.scheduling.scheduler import BUDGET_S, BUDGET_SHARE
+from tests.scheduling.simulation import Machine
+
+
+def linear(n_tokens: int) -> float:
+    """A machine without spare power: n tokens cost n times as much as one."""
+    return 0.01 * n_tokens
+
+
+def flat(n_tokens: int) -> float:
+    """A machine that reads its weights once for all tokens."""
+    return 0.01
+
+
+def stairs(n_tokens: int) -> float:
+    """Kernels for 1, 8 and 16 tokens; not monotone, as on real machines."""
+    return 0.01 if n_tokens == 1 else 0.04 if n_tokens < 8 else 0.02 if n_tokens == 8 else 0.05
+
+
+def everything(number: int) -> int:
+    return 99
+
+
+def nothing(number: int) -> int:
+    return 0
+
+
+def test_drafts_nothing_where_it_cannot_pay() -> None:
+    """Every token costs as much as decoding it, and drafting comes on top."""
+    machine = Machine(linear, draft_s=0.004, good=everything)
+    machine.reply(300)
+    assert sum(machine.drafted) < 40
+    assert sum(machine.drafted[-100:]) < 10
+
+
+def test_drafts_nothing_where_nothing_is_accepted() -> None:
+    machine = Machine(flat, draft_s=0.004, good=nothing)
+    machine.reply(300)
+    assert sum(n > 0 for n in machine.drafted[-100:]) <= 1
+
+
+@pytest.mark.parametrize("cost", [flat, stairs])
+def test_drafts_long_chains_where_they_are_free(cost: Callable[[int], float]) -> None:
+    machine = Machine(cost, draft_s=0.0001, good=everything)
+    seconds = machine.reply(300)
+    assert sorted(machine.drafted[1:-1])[len(machine.drafted) // 2] >= 7
+    assert seconds < 0.35 * 300 * cost(1)
+
+
+def test_finds_a_middling_length() -> None:
+    """Three tokens are right and cheap, the fourth never is: longer chains only cost."""
+    machine = Machine(lambda n: 0.01 + 0.002 * n, draft_s=0.001, good=lambda number: 3)
+    machine.reply(600)
+    late = machine.drafted[len(machine.drafted) // 2 :]
+    assert 2.5 < sum(late) / len(late) < 5.5
+
+
+def test_confidence_ends_chains() -> None:
+    """Where the draft knows that its third token is bad, that token is not drafted."""
+    machine = Machine(
+        lambda n: 0.01 + 0.002 * n,
+        draft_s=0.001,
+        good=lambda number: 2,
+        confidence=lambda depth: 0.95 if depth < 2 else 0.15,
+    )
+    machine.reply(600)
+    late = machine.drafted[len(machine.drafted) // 2 :]
+    assert sum(n == 2 for n in late) > 0.8 * len(late)
+
+
+def test_comes_back_when_drafts_become_good() -> None:
+    machine = Machine(flat, draft_s=0.002, good=lambda number: 0 if number < 200 else 99)
+    machine.reply(1200)
+    assert sum(machine.drafted[150:200]) <= 4
+    assert max(machine.drafted[200:]) >= 4
+
+
+def test_each_drafter_is_probed() -> None:
+    """Two that do not pay; the first becomes good, and must not wait behind the second."""
+    machine = Machine(
+        flat,
+        draft_s=0.002,
+        names=("suffix", "model"),
+        free=("suffix",),
+        goods={"suffix": lambda number: 0 if number < 150 else 99, "model": nothing},
+    )
+    machine.reply(1200)
+    assert "suffix" in machine.sources[150:]
+    assert sum(source == "suffix" for source in machine.sources[-20:]) > 10
+
+
+def test_probes_become_rarer() -> None:
+    machine = Machine(linear, draft_s=0.004, good=nothing)
+    machine.reply(1000)
+    probes = [number for number, n in enumerate(machine.drafted) if n]
+    gaps = [after - before for before, after in pairwise(probes)]
+    assert gaps[-1] > 100
+    assert gaps[-3:] == sorted(gaps[-3:])
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("factor", [5.0, 50.0])
+def test_a_hiccup_does_not_decide(slow: int, factor: float) -> None:
+    """One decode that takes far too long, the very first one too, does not spoil the choice."""
+    for cost, good, pays in ((linear, nothing, False), (flat, everything, True)):
+        calls = 0
+
+        def hiccup(n_tokens: int, cost: Callable[[int], float] = cost) -> float:
+            nonlocal calls
+            calls += 1
+            return cost(n_tokens) * (factor if calls == slow + 1 else 1.0)
+
+        machine = Machine(hiccup, draft_s=0.001, good=good)
+        machine.reply(200)
+        machine.reply(600)
+        late = machine.drafted[len(machine.drafted) // 2 :]
+        assert (sum(late) / len(late) > 4) == pays
+        if not pays:
+            assert sum(n > 0 for n in late) <= 0.03 * len(late)
+
+
+def test_the_yardstick_is_kept() -> None:
+    """A machine whose plain decoding becomes fast: drafting must notice that it no longer pays."""
+    machine = Machine(lambda n: 0.05 if machine.round < 100 else 0.003 * n, draft_s=0.01)
+    machine.good = lambda number: 2
+    machine.reply(300)
+    machine.reply(1200)
+    assert sum(n > 0 for n in machine.drafted[-200:]) <= 10
+
+
+goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    goods=goods,
+    repeat=st.sampled_from([1, 5, 40]),
+    slope=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
+    draft_share=st.sampled_from([0.0, 0.1, 0.5, 1.5]),
+    confidence=st.sampled_from([0.05, 0.5, 0.99]),
+    one=st.sampled_from([0.002, 0.02, 0.2]),
+)
+def test_losses_are_bounded(
+    goods: list[int],
+    repeat: int,
+    slope: float,
+    draft_share: float,
+    confidence: float,
+    one: float,
+) -> None:
+    """However acceptance behaves: at no time more than the budget and one round too late.
+
+    Against plain decoding, that is `BUDGET_SHARE` of its time plus `BUDGET_S`, plus the worst that
+    one round can cost.
+    """
+
+    def cost(n_tokens: int) -> float:
+        return one * (1 + slope * (n_tokens - 1))
+
+    machine = Machine(
+        cost,
+        draft_s=draft_share * one,
+        good=lambda number: goods[number // repeat % len(goods)],
+        confidence=lambda depth: confidence,
+    )
+    machine.reply(250, draft_max=8)
+    worst = cost(9) + 8 * draft_share * one
+    elapsed = plain = 0.0
+    for seconds, emitted in machine.times:
+        elapsed += seconds
+        plain += emitted * one
+        assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + worst + 1e-3
