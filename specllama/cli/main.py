@@ -29,6 +29,7 @@ COMMANDS = {
     "check": ("specllama.cli.check:check", "Can this draft serve this target?"),
     "alias": ("specllama.cli.alias:app", "Names for a model or a pair."),
     "config": ("specllama.cli.config:app", "Where settings come from."),
+    "bench": ("specllama.cli.bench:bench", "Measure what drafting gains on this machine."),
     "doctor": ("specllama.cli.doctor:doctor", "Facts about this installation, for bug reports."),
 }
 """name -> (module:attribute, help). The order is the order of the help."""

@@ -1,0 +1,1 @@
+"""Measuring: arms (named settings) side by side on the same prompts, through the public decoder."""

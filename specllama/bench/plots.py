@@ -1,0 +1,204 @@
+"""The charts. matplotlib is optional: `pip install 'specllama[plot]'`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.bench.metrics import Ratio
+from specllama.bench.summary import Summary
+from specllama.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+
+# Paul Tol's "bright" and "muted" schemes, which people with colour blindness can tell apart.
+_COLORS = (
+    "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#332288", "#999933",
+    "#882255", "#44AA99", "#DDCC77", "#117733", "#BBBBBB",
+)  # fmt: skip
+_GREY = "#555555"
+_MARKERS = "osD^vP*Xh<>d"
+
+
+def require() -> None:
+    """Raises: UsageError: matplotlib is not installed; says how to get it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "Plots need matplotlib, which is not installed.", "Run: pip install 'specllama[plot]'"
+        ) from error
+
+
+def overview(summaries: Sequence[Summary], file: Path) -> None:
+    """All charts in one file; the suffix of its name is the format.
+
+    Raises:
+        UsageError: no matplotlib, or a format it does not know.
+    """
+    drawn = _drawable(summaries)
+    heights = [_height(name, summaries) for name in drawn]
+    figure = _figure(10.0, sum(heights))
+    rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
+    for name, (axes,) in zip(drawn, rows, strict=True):
+        CHARTS[name](axes, summaries)
+    _save(figure, file)
+
+
+def save_all(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Each chart as PNG and SVG in a folder; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in _drawable(summaries):
+        figure = _figure(10.0, _height(name, summaries))
+        CHARTS[name](figure.subplots(), summaries)
+        for suffix in FORMATS:
+            files.append(folder / f"{name}.{suffix}")
+            _save(figure, files[-1])
+    return files
+
+
+def speedup(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """Speed-up by kind with intervals: a group of points a kind, an arm each."""
+    shown = [summary for summary in summaries if summary.speedup]
+    kinds = list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
+    rows = ["all kinds", *kinds]
+    step = 0.8 / max(len(shown), 1)
+    for n, summary in enumerate(shown):
+        ratios = {"all kinds": summary.speedup} | dict(summary.by_kind)
+        for row, kind in enumerate(rows):
+            ratio = ratios.get(kind)
+            if ratio is not None:
+                _interval(axes, ratio, row + (n - (len(shown) - 1) / 2) * step, n)
+        axes.plot([], [], _marker(n), color=_color(n), label=summary.arm.name)
+    axes.axvline(1.0, color=_GREY, linewidth=1, linestyle="--")
+    axes.axhline(0.5, color=_GREY, linewidth=0.6)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("times the speed of plain decoding (95 % interval)")
+    axes.set_title("Speed-up by kind of prompt")
+    _legend(axes)
+
+
+def tokens_per_round(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """Mean tokens of a target batch."""
+    values = [summary.spec.tokens_per_round for summary in summaries]
+    bars = axes.barh(range(len(values)), values, color=_COLORS[0], height=0.65)
+    axes.bar_label(bars, [f" {value:.2f}" for value in values])
+    _arms(axes, summaries)
+    axes.set_xlim(0, max(values) * 1.12)
+    axes.set_xlabel("tokens")
+    axes.set_title("Tokens a round (plain decoding: 1)")
+
+
+def acceptance(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """Accepted of tested draft tokens by their place in the draft."""
+    shown = [summary for summary in summaries if summary.spec.tested]
+    deepest = 1
+    for n, summary in enumerate(shown):
+        points = {
+            depth: stats.acceptance
+            for depth, stats in enumerate(summary.spec.by_depth, 1)
+            if stats.acceptance is not None
+        }
+        deepest = max(deepest, *points)
+        axes.plot(list(points), list(points.values()), f"{_marker(n)}-", color=_color(n),
+                  markersize=5, linewidth=1.4, label=summary.arm.name)  # fmt: skip
+    axes.set_ylim(0, 1.03)
+    axes.set_xticks(range(1, deepest + 1))
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    axes.set_xlabel("place in the draft")
+    axes.set_title("Acceptance by depth")
+    _legend(axes)
+
+
+def time_spent(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """Milliseconds of decoding a token, inside llama.cpp and outside."""
+    left = [0.0] * len(summaries)
+    parts = {
+        "in llama.cpp": [summary.inside * 1000 for summary in summaries],
+        "outside": [summary.outside * 1000 for summary in summaries],
+    }
+    for n, (label, values) in enumerate(parts.items()):
+        axes.barh(range(len(values)), values, left=left, color=_color(n), height=0.65, label=label)
+        left = [start + value for start, value in zip(left, values, strict=True)]
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {total:.1f}", va="center")
+    _arms(axes, summaries)
+    axes.set_xlim(0, max(left, default=1.0) * 1.12 or 1.0)
+    axes.set_xlabel("milliseconds a token")
+    axes.set_title("Where the time went")
+    _legend(axes)
+
+
+CHARTS: Mapping[str, Callable[[Axes, Sequence[Summary]], None]] = {
+    "speedup": speedup,
+    "tokens_per_round": tokens_per_round,
+    "acceptance": acceptance,
+    "time": time_spent,
+}
+
+
+def _drawable(summaries: Sequence[Summary]) -> list[str]:
+    """The charts there are figures for."""
+    missing = set()
+    if not any(summary.speedup for summary in summaries):
+        missing.add("speedup")
+    if not any(summary.spec.tested for summary in summaries):
+        missing.add("acceptance")
+    return [name for name in CHARTS if name not in missing]
+
+
+def _height(name: str, summaries: Sequence[Summary]) -> float:
+    """Inches."""
+    if name == "speedup":
+        shown = [summary for summary in summaries if summary.speedup]
+        rows = 1 + len({kind for summary in shown for kind in summary.by_kind})
+        return max(3.0, 1.3 + rows * (0.2 + 0.13 * len(shown)))
+    return 4.0 if name == "acceptance" else 1.3 + 0.32 * len(summaries)
+
+
+def _figure(width: float, height: float) -> Figure:
+    require()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, file: Path) -> None:
+    suffix = file.suffix.lstrip(".").lower() or "png"
+    if suffix not in figure.canvas.get_supported_filetypes():
+        raise UsageError(f"Cannot write a plot as .{suffix}.", "Use a name that ends in .png.")
+    figure.savefig(file, format=suffix, dpi=150)
+
+
+def _interval(axes: Axes, ratio: Ratio, row: float, n: int) -> None:
+    low, high = ratio.low, ratio.high
+    if low is not None and high is not None:
+        axes.plot([low, high], [row, row], "-", color=_color(n), linewidth=1.6)
+    axes.plot([ratio.value], [row], _marker(n), color=_color(n), markersize=4.5)
+
+
+def _arms(axes: Axes, summaries: Sequence[Summary]) -> None:
+    axes.set_yticks(range(len(summaries)), [summary.arm.name for summary in summaries])
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the chart, where it hides nothing."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+
+
+def _color(n: int) -> str:
+    return _COLORS[n % len(_COLORS)]
+
+
+def _marker(n: int) -> str:
+    return _MARKERS[n % len(_MARKERS)]

@@ -1,0 +1,311 @@
+"""The report: Markdown for people, JSON, JSON lines and CSV for everything else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specllama.bench.facts import BUSY
+from specllama.bench.metrics import PERCENTILES, Difference, Ratio
+from specllama.bench.runner import Arm, Run
+from specllama.bench.summary import Summary, interval, summarise, verdicts
+
+MAX_DIFFERENCES = 20
+"""Differences written out in the Markdown; JSON has all."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured.
+
+    Attributes:
+        facts: about the machine, the files and the settings; plain data.
+        notes: a sentence each: arms left out, an interruption.
+    """
+
+    facts: Mapping[str, Any]
+    arms: Sequence[Arm]
+    runs: Sequence[Run]
+    notes: Sequence[str] = field(default=())
+
+    @cached_property
+    def _summed_up(self) -> tuple[list[Summary], list[Difference]]:
+        return summarise(self.runs, self.arms)
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """One for every arm that has runs."""
+        return self._summed_up[0]
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Texts that differ where they must not."""
+        return self._summed_up[1]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The last line, one for each temperature."""
+        return verdicts(self.summaries)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, and what the figures themselves call for."""
+        idle = [f"{s.arm.name} drafted nothing." for s in self.summaries if s.drafted_nothing]
+        busy = []
+        if self.facts.get("load_average_before", [0.0])[0] > BUSY:
+            busy.append("The machine was busy before the start: do not publish these figures.")
+        return [*self.notes, *idle, *busy]
+
+    def to_dict(self, *, with_runs: bool = True) -> dict[str, Any]:
+        """Plain data for JSON."""
+        data = {
+            "verdict": self.verdicts,
+            "notes": self.remarks,
+            "facts": dict(self.facts),
+            "arms": [summary.to_dict() for summary in self.summaries],
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+        return data | ({"runs": [run.to_dict() for run in self.runs]} if with_runs else {})
+
+    def jsonl(self) -> Iterator[dict[str, Any]]:
+        """A line for each run, then one with the rest."""
+        for run in self.runs:
+            yield {"type": "run"} | run.to_dict()
+        yield {"type": "report"} | self.to_dict(with_runs=False)
+
+    def csv(self) -> str:
+        """A row for each arm and kind ("all" for all kinds), with a header."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for summary in self.summaries:
+            writer.writerows(_rows(summary))
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        """The whole report."""
+        parts = [
+            "# specllama bench",
+            *self.verdicts,
+            *_section("Notes", [f"- {note}" for note in self.remarks]),
+            *_section("Speed", _speed(self.summaries)),
+            *_section("Speed-up by kind", _by_kind(self.summaries)),
+            *_section("Texts that differ where they must not", _different(self.differences)),
+            *_section("Latency (LLMPerf's measures)", _latency(self.summaries)),
+            *_section("Rounds", _rounds(self.summaries)),
+            *_section("Acceptance by depth", _by_depth(self.summaries)),
+            *_section("Acceptance by drafter", _by_source(self.summaries)),
+            *_section("Machine and settings", _facts(self.facts)),
+            *_section("How to read it", [_LEGEND]),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write report.md, report.json, runs.jsonl and table.csv; the paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.jsonl()]
+        report = json.dumps(self.to_dict(with_runs=False), indent=2, ensure_ascii=False) + "\n"
+        contents = {
+            "report.md": self.markdown(),
+            "report.json": report,
+            "runs.jsonl": "".join(lines),
+            "table.csv": self.csv(),
+        }
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        return [folder / name for name in contents]
+
+
+_LEGEND = (
+    "tok/s: decoding only, from the first round on; mean and standard deviation over prompts. "
+    "Speed-up: geometric mean over prompts of the ratio on the same prompt, with its 95 % "
+    "bootstrap interval. Accepted: draft tokens kept of those tested. Text: same as the arm it is "
+    "compared with, token for token; free: the rule promises only its distribution."
+)
+
+_COLUMNS = (
+    "arm", "kind", "tok_s", "tok_s_sd", "speedup", "ci_low", "ci_high", "acceptance",
+    "tokens_per_round", "ttft_s_p50", "round_s_p50", "round_s_p95", "longest_stall_s",
+    "overhead_share", "verify", "text",
+)  # fmt: skip
+
+
+def _rows(summary: Summary) -> Iterator[dict[str, Any]]:
+    yield {
+        "arm": summary.arm.name,
+        "kind": "all",
+        "tok_s": _round(summary.tok_s),
+        "tok_s_sd": _round(summary.tok_s_sd),
+        "acceptance": _round(summary.spec.acceptance),
+        "tokens_per_round": _round(summary.spec.tokens_per_round),
+        "ttft_s_p50": _round(summary.llmperf.get("ttft_s", {}).get("p50")),
+        "round_s_p50": _round(summary.per_round.get("p50")),
+        "round_s_p95": _round(summary.per_round.get("p95")),
+        "longest_stall_s": _round(summary.stall),
+        "overhead_share": _round(summary.overhead_share),
+        "verify": summary.verify,
+        "text": summary.text,
+    } | _ratio_row(summary.speedup)
+    for kind, ratio in summary.by_kind.items():
+        yield {"arm": summary.arm.name, "kind": kind} | _ratio_row(ratio)
+
+
+def _ratio_row(ratio: Ratio | None) -> dict[str, Any]:
+    values = ratio or (None, None, None)
+    return dict(zip(("speedup", "ci_low", "ci_high"), map(_round, values), strict=True))
+
+
+def _round(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}", "\n".join(lines)] if lines else []
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A Markdown table that is aligned as plain text too; the first `left` columns are texts."""
+    if not rows:
+        return []
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in [columns, *rows]]
+    widths = [max(3, *(len(row[n]) for row in rows)) for n in range(len(columns))]
+    lines = [
+        "| " + " | ".join(_pad(row[n], widths[n], n < left) for n in range(len(columns))) + " |"
+        for row in rows
+    ]
+    rule = ["-" * width if n < left else "-" * (width - 1) + ":" for n, width in enumerate(widths)]
+    return [lines[0], "| " + " | ".join(rule) + " |", *lines[1:]]
+
+
+def _pad(text: str, width: int, left: bool) -> str:
+    return text.ljust(width) if left else text.rjust(width)
+
+
+def _speed(summaries: Sequence[Summary]) -> list[str]:
+    rows = [
+        [
+            summary.arm.name,
+            f"{_number(summary.tok_s, 1)}{_plus_minus(summary.tok_s_sd)}",
+            _ratio(summary.speedup),
+            _percent(summary.spec.acceptance),
+            f"{summary.spec.tokens_per_round:.2f}",
+            _number(summary.llmperf.get("ttft_s", {}).get("p50"), 3),
+            f"{summary.overhead_share:.1%}",
+            summary.verify,
+            summary.text if summary.arm.against else "",
+        ]
+        for summary in summaries
+    ]
+    columns = ["arm", "tok/s", "speed-up", "accepted", "tokens a round", "first token s",
+               "outside llama.cpp", "rule", "text"]  # fmt: skip
+    return _table(columns, rows)
+
+
+def _by_kind(summaries: Sequence[Summary]) -> list[str]:
+    shown = [summary for summary in summaries if summary.by_kind]
+    kinds = list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
+    rows = [
+        [kind, *(_ratio(summary.by_kind.get(kind)) for summary in shown)]
+        for kind in (kinds if shown else ())
+    ]
+    mean = ["**geometric mean**", *(_ratio(summary.speedup) for summary in shown)]
+    return _table(["kind", *(s.arm.name for s in shown)], [*rows, mean] if rows else [])
+
+
+def _different(differences: Sequence[Difference]) -> list[str]:
+    rows = [
+        [d.arm, d.prompt, str(d.position + 1), "one ended" if d.gap is None else f"{d.gap:.2g}"]
+        for d in differences[:MAX_DIFFERENCES]
+    ]
+    table = _table(["arm", "prompt", "at token", "gap of the log-probabilities"], rows, left=2)
+    more = len(differences) - len(rows)
+    return [*table, "", f"and {more} more"] if more else table
+
+
+def _latency(summaries: Sequence[Summary]) -> list[str]:
+    rows = [
+        [summary.arm.name, name, *(f"{values[f'p{share}']:.4g}" for share in PERCENTILES)]
+        for summary in summaries
+        for name, values in summary.llmperf.items()
+    ]
+    return _table(["arm", "measure", *(f"p{share}" for share in PERCENTILES)], rows, left=2)
+
+
+def _rounds(summaries: Sequence[Summary]) -> list[str]:
+    rows = [
+        [
+            summary.arm.name,
+            _milliseconds(summary.per_token.get("p50")),
+            _milliseconds(summary.per_token.get("p95")),
+            _milliseconds(summary.per_round.get("p50")),
+            _milliseconds(summary.per_round.get("p95")),
+            _milliseconds(summary.stall),
+            str(summary.spec.rounds),
+        ]
+        for summary in summaries
+    ]
+    columns = ["arm", "ms a token p50", "p95", "ms a round p50", "p95", "longest stall ms",
+               "rounds"]  # fmt: skip
+    return _table(columns, rows)
+
+
+def _by_depth(summaries: Sequence[Summary]) -> list[str]:
+    shown = [summary for summary in summaries if summary.spec.tested]
+    depth = max((len(summary.spec.by_depth) for summary in shown), default=0)
+    rows = [
+        [
+            summary.arm.name,
+            *(_percent(stats.acceptance) for stats in summary.spec.by_depth),
+            *[""] * (depth - len(summary.spec.by_depth)),
+        ]
+        for summary in shown
+    ]
+    return _table(["arm", *(str(n) for n in range(1, depth + 1))], rows)
+
+
+def _by_source(summaries: Sequence[Summary]) -> list[str]:
+    rows = [
+        [summary.arm.name, name, str(stats.drafted), str(stats.tested), str(stats.accepted),
+         _percent(stats.acceptance)]
+        for summary in summaries
+        for name, stats in summary.spec.by_source.items()
+    ]  # fmt: skip
+    return _table(["arm", "drafter", "drafted", "tested", "accepted", "share"], rows, left=2)
+
+
+def _facts(facts: Mapping[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {_fact(value)}" for name, value in facts.items()]
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {_fact(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(_fact(item) for item in value)
+    return str(value)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _plus_minus(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.2f}x{interval(ratio)}"

@@ -1,0 +1,180 @@
+"""The runs of each arm, summed up; and the one sentence people came for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from specllama.bench import metrics
+from specllama.bench.metrics import Difference, Ratio
+from specllama.bench.runner import Arm, Run
+from specllama.bench.suites import flags
+from specllama.results import SpecStats
+
+Text = Literal["same", "differs", "free"]
+"""Of an arm's text beside the text it is compared with; free: its rule promises no such thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An arm in figures; seconds and tokens per second.
+
+    Attributes:
+        tok_s, tok_s_sd: decode rate, mean and standard deviation over the prompts.
+        speedup, by_kind: over the arm it is compared with; None and empty without one.
+        llmperf: LLMPerf's name -> percentiles over the runs.
+        per_token, per_round: percentiles 50 and 95 over runs and over all rounds.
+        stall: the longest wait between two tokens of any run.
+        inside, outside: decode seconds a token in llama.cpp and in Python.
+    """
+
+    arm: Arm
+    n_runs: int
+    tok_s: float | None
+    tok_s_sd: float | None
+    speedup: Ratio | None
+    by_kind: Mapping[str, Ratio]
+    spec: SpecStats
+    llmperf: Mapping[str, Mapping[str, float]]
+    per_token: Mapping[str, float]
+    per_round: Mapping[str, float]
+    stall: float | None
+    inside: float
+    outside: float
+    verify: str
+    guarantee: str
+    text: Text
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of the decode time outside llama.cpp."""
+        total = self.inside + self.outside
+        return self.outside / total if total else 0.0
+
+    @property
+    def drafted_nothing(self) -> bool:
+        """It was to draft and never did."""
+        return self.arm.drafts and self.spec.drafted == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        ratios = {kind: ratio._asdict() for kind, ratio in self.by_kind.items()}
+        return {
+            "arm": self.arm.name,
+            "model": self.arm.model,
+            "against": self.arm.against,
+            "flags": flags(self.arm.params),
+            "params": params_data(self.arm),
+            "runs": self.n_runs,
+            "tok_s": self.tok_s,
+            "tok_s_sd": self.tok_s_sd,
+            "speedup": self.speedup._asdict() if self.speedup else None,
+            "speedup_by_kind": ratios,
+            "spec": self.spec.to_dict(),
+            "llmperf": {name: dict(values) for name, values in self.llmperf.items()},
+            "time_per_output_token_s": dict(self.per_token),
+            "round_s": dict(self.per_round),
+            "longest_stall_s": self.stall,
+            "in_llama_cpp_s_per_token": self.inside,
+            "outside_s_per_token": self.outside,
+            "overhead_share": self.overhead_share,
+            "verify": self.verify,
+            "guarantee": self.guarantee,
+            "text": self.text,
+        }
+
+
+def params_data(arm: Arm) -> dict[str, Any]:
+    """An arm's settings as JSON can hold them (it has no infinity: a forbidden token is "-inf")."""
+    params = asdict(arm.params)
+    biases = params["sampling"]["logit_bias"]
+    params["sampling"]["logit_bias"] = {
+        str(token): "-inf" if bias == float("-inf") else bias for token, bias in biases.items()
+    }
+    return params
+
+
+def summarise(runs: Sequence[Run], arms: Sequence[Arm]) -> tuple[list[Summary], list[Difference]]:
+    """The arms that have runs, in order; and every text that differs where it must not."""
+    found, promised = metrics.differences(runs, arms)
+    broken = {difference.arm for difference in found}
+    by_arm = {arm.name: [run for run in runs if run.arm.name == arm.name] for arm in arms}
+    summaries = []
+    for arm in arms:
+        if by_arm[arm.name]:
+            text: Text = "free" if arm.name not in promised else "same"
+            if arm.name in broken:
+                text = "differs"
+            summaries.append(_summary(arm, by_arm[arm.name], by_arm.get(arm.against, []), text))
+    return summaries, found
+
+
+def _summary(arm: Arm, runs: list[Run], base: list[Run], text: Text) -> Summary:
+    rates = list(metrics.rates(runs).values())
+    gains = metrics.speedups(runs, base)
+    kinds: dict[str, list[float]] = {}
+    for prompt in {run.prompt.id: run.prompt for run in runs}.values():
+        if prompt.id in gains:
+            kinds.setdefault(prompt.kind, []).append(gains[prompt.id])
+    inside, outside = metrics.seconds_per_token(runs)
+    requests = [measures for run in runs if (measures := metrics.llmperf(run))]
+    return Summary(
+        arm=arm,
+        n_runs=len(runs),
+        tok_s=statistics.fmean(rates) if rates else None,
+        tok_s_sd=statistics.stdev(rates) if len(rates) > 1 else None,
+        speedup=metrics.bootstrap(list(gains.values())) if gains else None,
+        by_kind={kind: metrics.bootstrap(values) for kind, values in kinds.items()},
+        spec=metrics.total_spec(runs),
+        llmperf={
+            name: metrics.percentiles([request[name] for request in requests])
+            for name in (requests[0] if requests else ())
+        },
+        per_token=_middle_and_tail([metrics.time_per_token(run) for run in runs]),
+        per_round=_middle_and_tail([s for run in runs for s in metrics.round_seconds(run)]),
+        stall=max((s for run in runs if (s := metrics.longest_stall(run))), default=None),
+        inside=inside,
+        outside=outside,
+        verify=runs[0].generation.verify,
+        guarantee=runs[0].generation.guarantee,
+        text=text,
+    )
+
+
+def _middle_and_tail(values: Sequence[float | None]) -> dict[str, float]:
+    return metrics.percentiles([value for value in values if value is not None], (50, 95))
+
+
+def verdicts(summaries: Sequence[Summary]) -> list[str]:
+    """One line for every arm that others are compared with: what to use, or that nothing pays."""
+    bases = dict.fromkeys(s.arm.against for s in summaries if s.arm.against)
+    rivals = {
+        base: [s for s in summaries if s.arm.against == base and s.arm.drafts and s.speedup]
+        for base in bases
+    }
+    return [_verdict(base, rivals[base]) for base in bases if rivals[base]]
+
+
+def _verdict(base: str, rivals: Sequence[Summary]) -> str:
+    best = max(rivals, key=_gain)
+    temp = best.arm.params.sampling.temperature
+    ratio = best.speedup or Ratio(1.0, None, None)
+    figure = f"{ratio.value:.2f}x{interval(ratio)}, against {base} at temperature {temp:g}"
+    if (ratio.high if ratio.high is not None else ratio.value) < 1.0:
+        return f"drafting does not pay here: {best.arm.name} is the best with {figure}"
+    if (ratio.low if ratio.low is not None else ratio.value) <= 1.0:
+        return f"drafting makes no certain difference here: {best.arm.name}, {figure}"
+    return f"best: {best.arm.name} ({flags(best.arm.params) or 'default settings'}): {figure}"
+
+
+def _gain(summary: Summary) -> float:
+    return summary.speedup.value if summary.speedup else 0.0
+
+
+def interval(ratio: Ratio) -> str:
+    """`, CI 1.25-1.40`; "" for a ratio without one."""
+    if ratio.low is None or ratio.high is None:
+        return ""
+    return f" (CI {ratio.low:.2f}-{ratio.high:.2f})"

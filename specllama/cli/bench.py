@@ -1,0 +1,236 @@
+"""`specllama bench`: does drafting pay here, with what settings, and is the text the same?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from specllama.cli import bench_work, model_flags
+from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
+from specllama.cli.output import out
+from specllama.errors import UsageError
+
+if TYPE_CHECKING:
+    from specllama.bench.prompts import Prompt
+    from specllama.bench.report import Report
+    from specllama.bench.suites import Sweep
+
+Format = Literal["md", "json", "jsonl", "csv"]
+T = TypeVar("T")
+
+_SWEPT = ("drafter", "draft_max", "temp", "verify")
+
+
+def _with_swept_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The shared flags, but for those that `bench` declares itself because it takes lists."""
+    inner = with_model_flags(command)
+    own = inspect.signature(inner)
+
+    @wraps(inner)
+    def wrapper(**typed: Any) -> None:
+        inner(**typed, **dict.fromkeys(_SWEPT))
+
+    kept = [parameter for name, parameter in own.parameters.items() if name not in _SWEPT]
+    wrapper.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+    return wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What becomes of the report."""
+
+    format: Format
+    folder: Path | None
+    plot: Path | None
+    wandb: bool
+
+    def check(self) -> None:
+        """Refuse what cannot be served before anything is measured.
+
+        Raises:
+            UsageError: a package is missing, or a folder.
+        """
+        from specllama.bench import plots, wandb
+
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.plot is not None:
+            plots.require()
+            if not self.plot.absolute().parent.is_dir():
+                raise UsageError(f"There is no folder {self.plot.absolute().parent}.")
+        if self.wandb:
+            wandb.require()
+
+
+# fmt: off
+Prompts = Annotated[Path | None, typer.Option(
+    "--prompts", metavar="FILE", help='Own prompts, one {"prompt": …} a line.')]
+Kinds = Annotated[str | None, typer.Option(
+    "--kinds", metavar="A,B,…", help="Only prompts of these kinds.")]
+Repetitions = Annotated[int, typer.Option(
+    "-r", "--repetitions", metavar="N", min=1, help="Runs of each arm on a prompt.")]
+SuiteName = Annotated[str | None, typer.Option(
+    "--suite", metavar="NAME", help="A fixed set of arms: seeds, the field's named baselines.")]
+Drafters = Annotated[str | None, typer.Option(
+    "--drafter", metavar="A,B,…", help="Drafters to compare; A+B is one arm with both.")]
+DraftMaxes = Annotated[str | None, typer.Option(
+    "--draft-max", "--num-draft-tokens", metavar="N,N,…",
+    help="Most tokens to draft in a round, to compare.")]
+Temps = Annotated[str | None, typer.Option(
+    "--temp", "--temperature", metavar="T,T,…", help="Temperatures, each with its own plain arm.")]
+Verifies = Annotated[str | None, typer.Option(
+    "--verify", metavar="A,B,…", help="Rules that check drafts, to compare.")]
+OutputFormat = Annotated[Format, typer.Option("-o", "--output", help="What goes to stdout.")]
+Folder = Annotated[Path | None, typer.Option(
+    "--out", metavar="DIR", help="Also write the report, all runs and the plots there.")]
+Plot = Annotated[Path | None, typer.Option(
+    "--plot", metavar="FILE", help="Also draw all charts into a PNG or SVG file.")]
+Wandb = Annotated[bool, typer.Option(
+    "--wandb", help="Also log to Weights & Biases (needs its package).")]
+Strict = Annotated[bool, typer.Option(
+    "--strict", help="Leave with 1 if a text differs where it must not.")]
+# fmt: on
+
+
+@_with_swept_flags
+def bench(
+    prompts: Prompts = None,
+    kinds: Kinds = None,
+    repetitions: Repetitions = 2,
+    suite: SuiteName = None,
+    drafters: Drafters = None,
+    draft_maxes: DraftMaxes = None,
+    temps: Temps = None,
+    verifies: Verifies = None,
+    output: OutputFormat = "md",
+    folder: Folder = None,
+    plot: Plot = None,
+    wandb: Wandb = False,
+    strict: Strict = False,
+    *,
+    flags: ModelFlags,
+) -> None:
+    """Measure plain decoding and drafting side by side on this machine.
+
+    All arms take turns on each prompt. The last line says which settings to use.
+    """
+    from specllama.bench import prompts as files
+    from specllama.bench.suites import Sweep
+
+    outputs = Outputs("json" if out.mode == "json" else output, folder, plot, wandb)
+    chosen = files.of_kinds(files.read(prompts) if prompts else files.builtin(), _list(kinds))
+    run = model_flags.resolve(flags)
+    sweep = Sweep(
+        run.params,
+        temps=_numbers("--temp", temps, float),
+        verifies=_list(verifies),
+        drafters=_list(drafters),
+        draft_maxes=_numbers("--draft-max", draft_maxes, int),
+    )
+    sweep.suite(suite, has_draft=True) if suite else sweep.arms()
+    outputs.check()
+    report, interrupted = _measure(run, sweep, suite, chosen, repetitions)
+    _give_out(report, outputs)
+    if interrupted:
+        raise typer.Exit(130)
+    if strict and report.differences:
+        raise typer.Exit(1)
+
+
+def _measure(
+    run: Run, sweep: Sweep, suite: str | None, prompts: Sequence[Prompt], repetitions: int
+) -> tuple[Report, bool]:
+    """Load, measure, and report; True where Ctrl-C cut it short."""
+    from specllama.bench import facts
+    from specllama.bench.report import Report
+
+    with ExitStack() as stack:
+        decoders = bench_work.open_both(run, stack, with_draft=suite is not None)
+        has_draft = decoders["target"].draft_name is not None
+        arms, notes = sweep.suite(suite, has_draft=has_draft) if suite else (sweep.arms(), [])
+        found = bench_work.surroundings(run, decoders["target"]) | {
+            "settings": bench_work.settings_of(run, decoders["target"], repetitions),
+            "load_average_before": facts.load_average(),
+        }
+        work = bench_work.Work(run, decoders, arms, prompts, repetitions)
+        work.do()
+    found["load_average_after"] = facts.load_average()
+    return Report(found, work.arms, work.runs, [*notes, *work.notes]), work.interrupted
+
+
+def _give_out(report: Report, outputs: Outputs) -> None:
+    """Print and write; with no run there is nothing to give out."""
+    for note in report.remarks:
+        out.warn(note)
+    if not report.runs:
+        return
+    for difference in report.differences[:1]:
+        out.warn(
+            f"{len(report.differences)} texts differ where they must not, first {difference.arm} "
+            f"on {difference.prompt} at token {difference.position + 1} (--exact may help)."
+        )
+    if outputs.folder is not None:
+        _say_files(report.save(outputs.folder))
+        _say_files(_plots_of(report, outputs.folder))
+    if outputs.plot is not None:
+        from specllama.bench import plots
+
+        plots.overview(report.summaries, outputs.plot)
+        _say_files([outputs.plot])
+    if outputs.wandb:
+        from specllama.bench import wandb
+
+        wandb.log(report)
+    _print(report, outputs.format)
+
+
+def _plots_of(report: Report, folder: Path) -> list[Path]:
+    """The charts in a folder; a warning where matplotlib is missing."""
+    from specllama.bench import plots
+
+    try:
+        plots.require()
+    except UsageError as error:
+        out.warn(f"No plots in {folder}: {error}")
+        return []
+    return plots.save_all(report.summaries, folder)
+
+
+def _print(report: Report, format: Format) -> None:
+    if format == "json":
+        out.json(report.to_dict())
+    elif format == "jsonl":
+        for line in report.jsonl():
+            out.event(line)
+    elif format == "csv":
+        out.write(report.csv())
+    else:
+        out.line(report.markdown())
+        for verdict in report.verdicts:
+            out.line(verdict)
+
+
+def _say_files(files: Iterable[Path]) -> None:
+    for file in files:
+        out.status(f"wrote {file}")
+
+
+def _list(text: str | None) -> list[str]:
+    """`a,b` as its parts."""
+    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+
+
+def _numbers(flag: str, text: str | None, kind: Callable[[str], T]) -> list[T]:
+    try:
+        return [kind(part) for part in _list(text)]
+    except ValueError as error:
+        raise UsageError(
+            f"{flag} {text} is not a list of numbers.", f"Write it as {flag} 2,4,8."
+        ) from error

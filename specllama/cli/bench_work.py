@@ -1,0 +1,179 @@
+"""The work of `specllama bench`: models opened, arms run behind a bar, Ctrl-C kept in hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from specllama.cli import model_flags
+from specllama.cli.generate_stream import CtrlC, Meter
+from specllama.cli.model_flags import Run
+from specllama.cli.output import out
+from specllama.errors import UsageError
+from specllama.options import GenerationParams
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from specllama.bench.prompts import Prompt
+    from specllama.bench.runner import Arm, Role, Session
+    from specllama.bench.runner import Run as BenchRun
+    from specllama.decoder import SpeculativeDecoder
+
+MAX_TOKENS = 128
+"""Tokens a run where nobody says: enough for intervals of a few per cent over 40 prompts."""
+
+MIN_TOKENS = 2
+
+
+class Work:
+    """The measuring, with a bar on stderr; Ctrl-C ends it and keeps what there is."""
+
+    def __init__(
+        self,
+        run: Run,
+        decoders: dict[Role, SpeculativeDecoder],
+        arms: Sequence[Arm],
+        prompts: Sequence[Prompt],
+        repetitions: int,
+    ) -> None:
+        self.arms = list(arms)
+        self.runs: list[BenchRun] = []
+        self.notes: list[str] = []
+        self.interrupted = False
+        self._run, self._decoders = run, decoders
+        self._prompts, self._repetitions = prompts, repetitions
+
+    def do(self) -> None:
+        """Warm up and measure."""
+        from specllama.bench.runner import measure
+
+        with CtrlC() as ctrl_c, _bar() as bar:
+            session = self._session(ctrl_c, bar)
+            try:
+                self.arms, left_out = session.warm_up(self.arms)
+                self.notes += left_out
+                bar.reset(bar.task_ids[0], total=self._total(len(session.prompts)))
+                for run in measure(session, self.arms, self._repetitions):
+                    self.runs.append(run)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                total = self._total(len(session.prompts))
+                self.notes.append(f"Interrupted after {len(self.runs)} of {total} runs.")
+
+    def _total(self, n_prompts: int) -> int:
+        return n_prompts * self._repetitions * len(self.arms)
+
+    def _session(self, ctrl_c: CtrlC, bar: Progress) -> Session:
+        from specllama.bench.runner import Hooks, Session
+
+        task = bar.add_task("warm-up", total=len(self.arms))
+
+        def done(arm: Arm, prompt: Prompt) -> None:
+            bar.update(task, advance=1, description=f"{prompt.id}: {arm.name}")
+
+        hooks = Hooks(ctrl_c.watch, lambda _done, _total: ctrl_c.check(), done)
+        params = self._run.params
+        session = Session(
+            self._decoders,
+            self._prompts,
+            max_tokens=_max_tokens(params),
+            seed=params.seed or 0,
+            system=self._run.system,
+            hooks=hooks,
+        )
+        return replace(session, prompts=self._fitting(session))
+
+    def _fitting(self, session: Session) -> list[Prompt]:
+        too_long = session.too_long()
+        fitting = [prompt for prompt in session.prompts if prompt not in too_long]
+        if not fitting:
+            raise UsageError(
+                "No prompt fits into the context together with its reply.",
+                "Give a larger context (-c) or fewer tokens (-n).",
+            )
+        self.notes += [f"Prompt {prompt.id} is left out: too long." for prompt in too_long]
+        return fitting
+
+
+def open_both(run: Run, stack: ExitStack, *, with_draft: bool) -> dict[Role, SpeculativeDecoder]:
+    """The pair's decoder; for a suite also one in which the draft model speaks."""
+    with Meter() as meter:
+        target = stack.enter_context(model_flags.open_decoder(run, meter.update))
+        decoders: dict[Role, SpeculativeDecoder] = {"target": target}
+        if with_draft and target.draft_name is not None:
+            decoders["draft"] = stack.enter_context(draft_alone(target.draft_name, run))
+    return decoders
+
+
+def draft_alone(name: str, run: Run) -> SpeculativeDecoder:
+    """The draft model as a target of its own, with the same settings."""
+    from specllama.decoder import SpeculativeDecoder
+
+    return SpeculativeDecoder(name, options=run.options, chat_template=run.chat_template)
+
+
+def surroundings(run: Run, decoder: SpeculativeDecoder) -> dict[str, Any]:
+    """The machine, the versions, and the model files with their hashes."""
+    from specllama.bench import facts
+    from specllama.hub import resolve
+    from specllama.llama.library import describe
+
+    offline = run.settings["offline"]
+    target = resolve.locate(decoder.target_name, "target", offline=offline)
+    found = facts.machine() | {"llama_cpp": describe()}
+    found["target"] = facts.model_file(decoder.target_name, target)
+    if decoder.draft_name is not None:
+        draft = resolve.locate(decoder.draft_name, "draft", offline=offline)
+        found["draft"] = facts.model_file(decoder.draft_name, draft)
+    return found
+
+
+def settings_of(run: Run, decoder: SpeculativeDecoder, repetitions: int) -> dict[str, Any]:
+    """The settings all arms share."""
+    options = {name: value for name, value in asdict(run.options).items() if value is not None}
+    return options | {
+        "n_ctx": decoder.n_ctx,
+        "tensor_split": list(run.options.tensor_split),
+        "max_tokens": _max_tokens(run.params),
+        "seed": run.params.seed or 0,
+        "repetitions": repetitions,
+    }
+
+
+def _max_tokens(params: GenerationParams) -> int:
+    """Tokens a run.
+
+    Raises:
+        UsageError: too few to measure a rate.
+    """
+    if params.max_tokens is None:
+        return MAX_TOKENS
+    if params.max_tokens < MIN_TOKENS:
+        raise UsageError(f"A rate takes at least {MIN_TOKENS} tokens a run.", "Give a larger -n.")
+    return params.max_tokens
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """Runs done, of all, and the time left; only on a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True, no_color=not out.colors(sys.stderr))
+    hidden = out.mode != "human" or not sys.stderr.isatty()
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        yield bar
