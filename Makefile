@@ -6,14 +6,15 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PROMPT ?= Write a short story about a lighthouse keeper who finds a letter.
 
-.PHONY: help demo test lint fix clean
+.PHONY: help demo test lint fix measure clean
 
 help:
-	@echo 'make demo   install specllama with its built-in pair into .venv, and let it answer'
-	@echo 'make test   install what the tests need into .venv, and run them all'
-	@echo 'make lint   the checks that take seconds: ruff, mypy'
-	@echo 'make fix    let ruff mend what it can'
-	@echo 'make clean  remove .venv (the compiled llama.cpp stays in ~/.cache/specllama)'
+	@echo 'make demo     install specllama with its built-in pair into .venv, and let it answer'
+	@echo 'make test     install what the tests need into .venv, and run them all'
+	@echo 'make lint     the checks that take seconds: ruff, mypy'
+	@echo 'make fix      let ruff mend what it can'
+	@echo 'make measure  speed, memory and exactness on this machine (leave it alone meanwhile)'
+	@echo 'make clean    remove .venv (the compiled llama.cpp stays in ~/.cache/specllama)'
 
 demo:
 	@echo '== specllama and its built-in pair -> .venv'
@@ -35,6 +36,11 @@ lint:
 
 fix:
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+measure:
+	@$(PYTHON) scripts/setup.py pair
+	@for what in overhead memory exactness; do \
+		echo "== $$what" && $(BIN)/python scripts/measure_$$what.py || exit 1; done
 
 clean:
 	rm -rf .venv
