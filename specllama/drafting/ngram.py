@@ -1,0 +1,134 @@
+"""Drafts with an n-gram model trained before, and what the conversation says over and over.
+
+The trigram of staged decoding (Spector and Re 2023, arXiv 2308.04623), with modified Kneser-Ney
+smoothing (ngram_train.py). The conversation's own n-grams are a layer above the file: a context's
+latest continuations are observations, and the law below is their prior (MacKay and Bauman Peto
+1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from specllama.drafting.growth import Growth, Ways
+from specllama.drafting.protocol import Drafter, Want
+from specllama.verification.types import Proposal
+
+LEAST = 0.3
+NODES = 8
+_LENGTHS = (2, 3)
+_REMEMBERED = 8
+_PRIOR = 1.0
+
+Law = list[tuple[int, float]]
+Tail = tuple[int, ...]
+
+
+class NgramModel(Protocol):
+    """What the drafter needs of a model; `ngram_file.NgramFile` is one."""
+
+    def after(self, context: Sequence[int]) -> Law:
+        """The likeliest tokens after a context (latest last) with their probabilities."""
+
+
+class NgramDrafter(Drafter):
+    """Proposes what an n-gram model and the sequence's own n-grams hold likely.
+
+    Args:
+        model: the static layer.
+        is_end: tokens that end a turn; a draft ends before one.
+        least: draft a token if the path down to it is at least this probable.
+        nodes: the most nodes of a tree.
+    """
+
+    name = "ngram"
+
+    def __init__(
+        self,
+        model: NgramModel,
+        is_end: Callable[[int], bool],
+        *,
+        least: float = LEAST,
+        nodes: int = NODES,
+    ) -> None:
+        self._model = model
+        self._is_end = is_end
+        self._least = least
+        self._nodes = nodes
+        self._recent: dict[int, _Recent] = {}
+
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt."""
+        self._recent.setdefault(key, _Recent()).read(ids)
+
+    def propose(self, wants: Sequence[Want]) -> list[Proposal]:
+        """Read each sequence's new tokens, then draft from its last ones."""
+        return [self._propose(want) for want in wants]
+
+    def _propose(self, want: Want) -> Proposal:
+        recent = self._recent.setdefault(want.key, _Recent())
+        recent.read(want.ids)
+        growth = Growth(self.name, self._ways(recent), self._is_end, self._least, self._nodes)
+        return growth.propose(want, tuple(want.ids[-_LENGTHS[-1] :]), want.limit)
+
+    def _ways(self, recent: _Recent) -> Callable[[Tail], Ways[Tail]]:
+        def ways(tail: Tail) -> Ways[Tail]:
+            rest = tail[1 - _LENGTHS[-1] :]
+            return [
+                (token, prob, (*rest, token))
+                for token, prob in recent.update(tail, self._model.after(tail))
+            ]
+
+        return ways
+
+    def rewind(self, key: int, length: int) -> None:
+        """Forget a sequence that changes in its past; it is read again."""
+        if key in self._recent and length < self._recent[key].n_read:
+            del self._recent[key]
+
+    def close(self) -> None:
+        """Forget all sequences."""
+        self._recent.clear()
+
+
+class _Recent:
+    """The latest continuations of each context of one sequence.
+
+    Attributes:
+        n_read: how many of the sequence's ids are known.
+    """
+
+    def __init__(self) -> None:
+        self.n_read = 0
+        self._followers: dict[Tail, Tail] = {}
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Learn the ids behind the known ones."""
+        followers = self._followers
+        for place in range(max(1, self.n_read), len(ids)):
+            for length in _LENGTHS:
+                if length <= place:
+                    context = tuple(ids[place - length : place])
+                    before = followers.get(context, ())
+                    followers[context] = (ids[place], *before[: _REMEMBERED - 1])
+        self.n_read = len(ids)
+
+    def update(self, tail: Tail, law: Law) -> Law:
+        """A law, given what followed the tail in this sequence; likeliest first."""
+        for length in _LENGTHS:
+            followers = self._followers.get(tail[-length:])
+            if followers is not None and length <= len(tail):
+                law = _posterior(law, followers)
+        return law
+
+
+def _posterior(prior: Law, observed: Tail) -> Law:
+    """The mean of a Dirichlet law with that prior; ties go to the latest observation."""
+    whole = _PRIOR + len(observed)
+    probs = dict.fromkeys(observed, 0.0)
+    for token, prob in prior:
+        probs[token] = _PRIOR * prob / whole
+    for token in observed:
+        probs[token] += 1 / whole
+    return sorted(probs.items(), key=lambda way: -way[1])
