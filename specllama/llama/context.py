@@ -100,7 +100,7 @@ class Context:
         if handle:
             return handle
         errors = " ".join(library.recent_errors())
-        if "V cache quantization requires" in errors:
+        if "V cache" in errors and "flash_attn" in errors:
             raise UsageError(
                 "A quantised V cache needs flash attention.", "Use -fa on, or -ctv f16."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,7 +17,7 @@ from typing import Any
 import platformdirs
 
 _LOG_LINES = 200
-_ERROR_LEVEL = 3
+_ERROR_LEVEL = 4
 _log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
 _kept: list[Any] = []  # a ctypes callback dies with its last reference
 
@@ -69,9 +70,11 @@ def repacking_works() -> bool:
     known = _read_memo(memo)
     if key not in known:
         known[key] = survives([sys.executable, "-m", "specllama.llama.probe"])
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        memo.write_text(json.dumps(known))
-    return known[key]
+        # a disk that cannot be written costs another probe next time, nothing more
+        with contextlib.suppress(OSError):
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            memo.write_text(json.dumps(known))
+    return bool(known[key])
 
 
 def _read_memo(path: Path) -> dict[str, bool]:
@@ -83,12 +86,12 @@ def _read_memo(path: Path) -> dict[str, bool]:
 
 
 def survives(command: list[str], timeout_s: float = 120.0) -> bool:
-    """Run a command in a child process; False when a signal killed it or it hung."""
+    """Run a command in a child process; False unless it ends by itself and without an error."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode >= 0
+    return done.returncode == 0
 
 
 def _cpu_name() -> str:

@@ -110,7 +110,7 @@ def test_sampled_drafts(
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_longer_drafts(rule: str) -> None:
-    test_sampled_drafts(rule, PENALISED, 4, 3, 0.5, "free")
+    test_sampled_drafts(rule, PENALISED, 4, 2, 0.5, "free")
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -71,7 +71,7 @@ def random_script(seed: int, oracle: Any, trees: bool) -> Script:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(data=st.data())
 def test_any_setting(data: st.DataObject) -> None:
@@ -126,7 +126,7 @@ def test_any_setting(data: st.DataObject) -> None:
         prompt = [*outcome.live.ids[:kept], 4][:N_CTX]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     words=st.integers(0, 50),
     params=sampling,
