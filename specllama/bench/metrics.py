@@ -20,11 +20,13 @@ from specllama.results import SpecStats
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 N_RESAMPLES = 4000
 LEVEL = 0.95
+MIN_PROMPTS = 4
+"""Fewer say next to nothing about prompts in general, so they get no interval."""
 
 FUNCTIONS_OF_THE_SEED = frozenset({"coupled", "match"})
 """Rules under which drafts cannot change the text of a seed (verification.Rule.guarantee)."""
 
-LOSSY = frozenset({"typical"})
+LOSSY = frozenset({"typical", "rejection-lenient"})
 """Rules that change the text even at temperature 0."""
 
 
@@ -36,7 +38,7 @@ class Block(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A geometric mean with its bootstrap interval, which takes two values at least."""
+    """A geometric mean with its bootstrap interval, where there are enough values for one."""
 
     value: float
     low: float | None
@@ -123,10 +125,10 @@ def percentiles(values: Sequence[float], wanted: Sequence[int] = PERCENTILES) ->
 def bootstrap(ratios: Sequence[float], seed: int = 0) -> Ratio:
     """Geometric mean of positive ratios (one a prompt) with its 95 % percentile interval.
 
-    Prompts are drawn with replacement (Efron 1979); with few of them the interval is too narrow.
+    Prompts are drawn with replacement (Efron 1979). With few of them it is on the narrow side.
     """
     logs = np.log(ratios)
-    if len(logs) < 2:
+    if len(logs) < MIN_PROMPTS:
         return Ratio(float(np.exp(logs.mean())), None, None)
     draws = np.random.default_rng(seed).choice(logs, (N_RESAMPLES, len(logs))).mean(axis=1)
     tail = (1 - LEVEL) / 2

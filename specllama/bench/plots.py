@@ -69,12 +69,13 @@ def speedup(axes: Axes, summaries: Sequence[Summary]) -> None:
     kinds = list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
     rows = ["all kinds", *kinds]
     step = 0.8 / max(len(shown), 1)
-    for n, summary in enumerate(shown):
+    for place, summary in enumerate(shown):
+        n = summaries.index(summary)
         ratios = {"all kinds": summary.speedup} | dict(summary.by_kind)
         for row, kind in enumerate(rows):
             ratio = ratios.get(kind)
             if ratio is not None:
-                _interval(axes, ratio, row + (n - (len(shown) - 1) / 2) * step, n)
+                _interval(axes, ratio, row + (place - (len(shown) - 1) / 2) * step, n)
         axes.plot([], [], _marker(n), color=_color(n), label=summary.arm.name)
     axes.axvline(1.0, color=_GREY, linewidth=1, linestyle="--")
     axes.axhline(0.5, color=_GREY, linewidth=0.6)
@@ -100,7 +101,8 @@ def acceptance(axes: Axes, summaries: Sequence[Summary]) -> None:
     """Accepted of tested draft tokens by their place in the draft."""
     shown = [summary for summary in summaries if summary.spec.tested]
     deepest = 1
-    for n, summary in enumerate(shown):
+    for summary in shown:
+        n = summaries.index(summary)
         points = {
             depth: stats.acceptance
             for depth, stats in enumerate(summary.spec.by_depth, 1)
@@ -108,8 +110,8 @@ def acceptance(axes: Axes, summaries: Sequence[Summary]) -> None:
         }
         deepest = max(deepest, *points)
         axes.plot(list(points), list(points.values()), f"{_marker(n)}-", color=_color(n),
-                  markersize=5, linewidth=1.4, label=summary.arm.name)  # fmt: skip
-    axes.set_ylim(0, 1.03)
+                  markersize=5, linewidth=1.4, clip_on=False, label=summary.arm.name)  # fmt: skip
+    axes.set_ylim(0, 1)
     axes.set_xticks(range(1, deepest + 1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("place in the draft")
@@ -167,7 +169,9 @@ def _figure(width: float, height: float) -> Figure:
     require()
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    return figure
 
 
 def _save(figure: Figure, file: Path) -> None:

@@ -159,14 +159,16 @@ def verdicts(summaries: Sequence[Summary]) -> list[str]:
 
 def _verdict(base: str, rivals: Sequence[Summary]) -> str:
     best = max(rivals, key=_gain)
-    temp = best.arm.params.sampling.temperature
     ratio = best.speedup or Ratio(1.0, None, None)
+    name, temp = best.arm.name, best.arm.params.sampling.temperature
     figure = f"{ratio.value:.2f}x{interval(ratio)}, against {base} at temperature {temp:g}"
-    if (ratio.high if ratio.high is not None else ratio.value) < 1.0:
-        return f"drafting does not pay here: {best.arm.name} is the best with {figure}"
-    if (ratio.low if ratio.low is not None else ratio.value) <= 1.0:
-        return f"drafting makes no certain difference here: {best.arm.name}, {figure}"
-    return f"best: {best.arm.name} ({flags(best.arm.params) or 'default settings'}): {figure}"
+    if ratio.low is None or ratio.high is None:
+        return f"too few prompts to tell: {name} is the fastest with {figure}"
+    if ratio.high < 1.0:
+        return f"drafting does not pay here: {name} is the fastest with {figure}"
+    if ratio.low <= 1.0:
+        return f"drafting makes no certain difference here: {name} is the fastest with {figure}"
+    return f"best: {name} ({flags(best.arm.params) or 'default settings'}): {figure}"
 
 
 def _gain(summary: Summary) -> float:

@@ -1,0 +1,202 @@
+"""The report in its four forms, its verdict, and the charts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama.bench import plots
+from specllama.bench.report import Report
+from specllama.bench.runner import Arm, Run
+from specllama.errors import UsageError
+from tests.bench.fakes import DRAFTING, PLAIN, make_run, spec
+
+KINDS = ("chat", "code")
+FACTS = {"cpu": "Abacus", "load_average_before": [0.0, 0.1, 0.2]}
+FAST = replace(DRAFTING, name="fast | furious", params=replace(DRAFTING.params, draft_max=4))
+
+
+def runs_of(arm: Arm, seconds: Sequence[float], tokens: Sequence[int] = (1, 2, 3)) -> list[Run]:
+    """A run a prompt; two tokens after the first take that long."""
+    drafted = spec(2, 1, 2) if arm.drafts else spec(3, 0, 0)
+    return [
+        make_run(arm, f"p{n}", kind=KINDS[n % 2], blocks=[(1, 0.5), (2, 0.5 + each)],
+                 tokens=tokens, stats=drafted)
+        for n, each in enumerate(seconds)
+    ]  # fmt: skip
+
+
+def report(seconds: Sequence[float] = (0.5, 0.8) * 4, tokens: Sequence[int] = (1, 2, 3)) -> Report:
+    """Plain decoding takes 1 s a prompt."""
+    runs = runs_of(PLAIN, [1.0] * len(seconds)) + runs_of(FAST, seconds, tokens)
+    return Report(FACTS, [PLAIN, FAST], runs)
+
+
+def test_the_verdict_names_the_settings() -> None:
+    (line,) = report().verdicts
+    assert line.startswith("best: fast | furious (--draft-max 4): 1.58x (CI 1.")
+    assert line.endswith("against plain at temperature 0")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        ((1.2, 1.3) * 4, "drafting does not pay here: fast | furious is the fastest with 0.80x"),
+        ((0.5, 2.0) * 4, "drafting makes no certain difference here: fast | furious"),
+        ((0.5, 0.5), "too few prompts to tell: fast | furious is the fastest with 2.00x, against"),
+    ],
+)
+def test_other_verdicts(seconds: Sequence[float], verdict: str) -> None:
+    (line,) = report(seconds).verdicts
+    assert line.startswith(verdict)
+
+
+def test_the_best_of_several_is_named_and_the_draft_alone_is_no_rival() -> None:
+    slow = replace(DRAFTING, name="slow")
+    alone = replace(PLAIN, name="draft alone", model="draft", against="plain")
+    runs = [
+        *runs_of(PLAIN, [1.0] * 4),
+        *runs_of(slow, [0.9] * 4),
+        *runs_of(FAST, [0.7] * 4),
+        *runs_of(alone, [0.1] * 4),
+    ]
+    (line,) = Report(FACTS, [PLAIN, slow, FAST, alone], runs).verdicts
+    assert line.startswith("best: fast | furious (--draft-max 4): 1.43x")
+
+
+def test_there_is_no_verdict_without_a_comparison() -> None:
+    assert Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])).verdicts == []
+    assert Report(FACTS, [PLAIN, FAST], []).verdicts == []
+
+
+def test_markdown_tables_are_whole() -> None:
+    text = report().markdown()
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert re.search(r"^\| fast \\\| furious \| +3\.2 ± 0\.8 \| 1\.58x \(CI", text, re.M)
+    assert len(tables) > 10
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            bars = {line.replace("\\|", "").count("|") for line in block.splitlines()}
+            assert len(bars) == 1
+    assert "**geometric mean**" in text and "| chat " in text and "cpu: Abacus" in text
+    assert "request_output_throughput_token_per_s" in text
+
+
+def test_speeds_by_hand() -> None:
+    plain, fast = report().summaries
+    assert plain.tok_s == pytest.approx(2.0) and plain.tok_s_sd == pytest.approx(0.0)
+    assert plain.speedup is None and plain.text == "free"
+    assert fast.tok_s == pytest.approx((4.0 + 2.5) / 2)
+    assert fast.by_kind["chat"].value == pytest.approx(2.0)
+    assert fast.by_kind["code"].value == pytest.approx(1.25)
+    assert fast.text == "same"
+    assert fast.spec.tokens_per_round == pytest.approx(1.5)
+    assert fast.per_round == pytest.approx({"p50": 0.65, "p95": 0.8})
+    assert fast.stall == pytest.approx(0.8)
+    assert fast.overhead_share == pytest.approx(0.1)
+
+
+def test_texts_that_differ_are_listed() -> None:
+    found = report(tokens=(1, 9, 3))
+    assert len(found.differences) == 8
+    assert found.summaries[1].text == "differs"
+    assert "## Texts that differ where they must not" in found.markdown()
+    assert "## Texts that differ" not in report().markdown()
+
+
+def test_csv_has_a_row_for_each_arm_and_kind() -> None:
+    rows = list(csv.DictReader(io.StringIO(report().csv())))
+    assert [(row["arm"], row["kind"]) for row in rows] == [
+        ("plain", "all"),
+        ("fast | furious", "all"),
+        ("fast | furious", "chat"),
+        ("fast | furious", "code"),
+    ]
+    assert rows[0]["speedup"] == "" and float(rows[1]["speedup"]) == pytest.approx(1.581, abs=1e-3)
+
+
+def test_json_lines_are_json() -> None:
+    lines = [json.loads(json.dumps(line, allow_nan=False)) for line in report().jsonl()]
+    assert [line["type"] for line in lines] == ["run"] * 16 + ["report"]
+    assert lines[-1]["arms"][1]["flags"] == "--draft-max 4"
+    assert lines[-1]["arms"][1]["llmperf"]["ttft_s"]["p99"] == 0.5
+
+
+def test_a_forbidden_token_can_be_written() -> None:
+    sampling = replace(PLAIN.params.sampling, logit_bias={7: float("-inf")})
+    arm = replace(PLAIN, params=replace(PLAIN.params, sampling=sampling))
+    data = Report(FACTS, [arm], runs_of(arm, [1.0])).to_dict()
+    assert json.dumps(data, allow_nan=False)
+    assert data["arms"][0]["params"]["sampling"]["logit_bias"] == {"7": "-inf"}
+
+
+def test_remarks() -> None:
+    idle = [replace(run, generation=replace(run.generation, spec=spec(3, 0, 0)))
+            for run in runs_of(FAST, [1.0])]  # fmt: skip
+    busy = FACTS | {"load_average_before": [3.0, 1.0, 1.0]}
+    found = Report(busy, [FAST], idle, notes=["Interrupted."]).remarks
+    assert found[:2] == ["Interrupted.", "fast | furious drafted nothing."]
+    assert "busy" in found[2] and len(found) == 3
+    assert report().remarks == []
+
+
+def test_a_run_without_tokens_breaks_nothing() -> None:
+    runs = [make_run(PLAIN, "e", blocks=[], rate=None), make_run(FAST, "e", blocks=[], rate=None)]
+    empty = Report(FACTS, [PLAIN, FAST], runs)
+    assert empty.summaries[1].tok_s is None
+    assert "# specllama bench" in empty.markdown()
+    assert json.dumps(empty.to_dict(), allow_nan=False)
+    assert empty.csv().count("\n") == 3
+
+
+def test_saved_files_hold_the_same(tmp_path: Path) -> None:
+    files = report().save(tmp_path / "new" / "folder")
+    assert [file.name for file in files] == ["report.md", "report.json", "runs.jsonl", "table.csv"]
+    assert files[0].read_text() == report().markdown()
+    assert json.loads(files[1].read_text())["verdict"] == report().verdicts
+    assert len(files[2].read_text().splitlines()) == 17
+
+
+# Charts
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_every_chart_is_a_picture(tmp_path: Path) -> None:
+    files = plots.save_all(report().summaries, tmp_path)
+    assert {file.name for file in files} == {
+        f"{name}.{suffix}" for name in plots.CHARTS for suffix in ("png", "svg")
+    }
+    for file in files:
+        start = file.read_bytes()[:200]
+        assert start.startswith(b"\x89PNG" if file.suffix == ".png" else b"<?xml")
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize(("name", "start"), [("all.svg", b"<?xml"), ("all.png", b"\x89PNG")])
+def test_the_overview_is_one_picture(tmp_path: Path, name: str, start: bytes) -> None:
+    plots.overview(report().summaries, tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
+    files = plots.save_all(Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])).summaries, tmp_path)
+    assert {file.stem for file in files} == {"tokens_per_round", "time"}
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_an_unknown_format_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.doc"):
+        plots.overview(report().summaries, tmp_path / "all.doc")

@@ -1,0 +1,122 @@
+"""The order of runs, empty caches, equal seeds, and what a run records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from specllama.bench.prompts import Prompt
+from specllama.bench.runner import Arm, Hooks, Session, measure
+from specllama.errors import UsageError
+from specllama.options import GenerationParams
+from tests.bench.fakes import DRAFTING, PLAIN, BenchDecoder, make_run
+from tests.cli.fakes import Reply
+
+A, B = Prompt("a", "chat", "One"), Prompt("b", "list", "Two", "a b c")
+
+
+def session(decoder: BenchDecoder, *prompts: Prompt, **settings: Any) -> Session:
+    return Session({"target": decoder}, prompts or (A,), max_tokens=8, **settings)  # type: ignore[dict-item]
+
+
+def test_arms_take_turns_there_and_back() -> None:
+    decoder = BenchDecoder()
+    runs = list(measure(session(decoder, A, B), [PLAIN, DRAFTING], 2))
+    order = [(run.prompt.id, run.arm.name, run.repetition) for run in runs]
+    assert order == [
+        (prompt, *turn)
+        for prompt in "ab"
+        for turn in [("plain", 1), ("drafting", 1), ("drafting", 2), ("plain", 2)]
+    ]
+
+
+def test_every_run_starts_from_empty_caches() -> None:
+    decoder = BenchDecoder()
+    list(measure(session(decoder), [PLAIN, DRAFTING], 1))
+    assert decoder.log == ["forget none", "plain", "forget auto", "drafting"]
+
+
+def test_all_arms_have_the_same_seed_on_a_prompt_and_a_fresh_conversation() -> None:
+    decoder = BenchDecoder()
+    list(measure(session(decoder, A, B, seed=7, system="Be brief."), [PLAIN, DRAFTING], 1))
+    said = [("system", "Be brief."), ("user", "One")], [("system", "Be brief."), ("user", B.text)]
+    assert [chat for chat, _ in decoder.chats] == [said[0], said[0], said[1], said[1]]
+    assert [params.seed for _, params in decoder.chats] == [7, 7, 8, 8]
+    assert {params.max_tokens for _, params in decoder.chats} == {8}
+
+
+def test_the_largest_seed_wraps() -> None:
+    decoder = BenchDecoder()
+    list(measure(session(decoder, A, B, seed=2**64 - 1), [PLAIN], 1))
+    assert [params.seed for _, params in decoder.chats] == [2**64 - 1, 0]
+
+
+def test_times_are_when_tokens_came() -> None:
+    decoder = BenchDecoder(plain=Reply(delay=0.02))
+    (run,) = measure(session(decoder), [PLAIN], 1)
+    assert len(run.times) == 4 and run.own == (True,) * 4
+    assert all(later - at >= 0.02 for at, later in zip(run.times, run.times[1:], strict=False))
+    assert run.seconds >= run.times[-1] >= 0.08
+
+
+def test_drafted_tokens_are_not_the_targets_own() -> None:
+    (run,) = measure(session(BenchDecoder()), [DRAFTING], 1)
+    assert run.own == (True, False, False, True)
+
+
+def test_a_cancelled_run_is_dropped_and_ends_it() -> None:
+    streams: list[Any] = []
+    decoder = BenchDecoder()
+
+    def cancel_third(stream: Any) -> None:
+        streams.append(stream)
+        if len(streams) == 3:
+            stream.cancel()
+
+    runs = measure(session(decoder, hooks=Hooks(stream=cancel_third)), [PLAIN, DRAFTING], 2)
+    assert [run.arm.name for run in islice(runs, 2)] == ["plain", "drafting"]
+    with pytest.raises(KeyboardInterrupt):
+        next(runs)
+
+
+def test_the_warm_up_leaves_out_what_cannot_run() -> None:
+    class Choosy(BenchDecoder):
+        def _start(self, prompt: Any, words: int, params: GenerationParams, on_prompt: Any) -> Any:
+            if params.draft_max == 9:
+                raise UsageError("Nine is too many.")
+            return super()._start(prompt, words, params, on_prompt)
+
+    nine = replace(DRAFTING, name="nine", params=GenerationParams(draft_max=9))
+    arms, notes = session(Choosy()).warm_up([PLAIN, nine, DRAFTING])
+    assert arms == [PLAIN, DRAFTING]
+    assert notes == ["nine is left out: Nine is too many."]
+
+
+def test_without_its_baseline_there_is_nothing_to_measure() -> None:
+    base = replace(PLAIN, params=GenerationParams())
+    decoder = BenchDecoder(drafting=Reply(error=UsageError("Broken.")))
+    with pytest.raises(UsageError, match="Broken"):
+        session(decoder).warm_up([base, DRAFTING])
+
+
+def test_prompts_that_leave_no_room_for_the_reply_are_found() -> None:
+    long = Prompt("long", "chat", "word " * 20)
+    assert session(BenchDecoder(n_ctx=20), A, long).too_long() == [long]
+
+
+def test_done_is_told_of_each_run() -> None:
+    told: list[tuple[str, str]] = []
+    note: Callable[[Arm, Prompt], None] = lambda arm, prompt: told.append((arm.name, prompt.id))  # noqa: E731
+    list(measure(session(BenchDecoder(), A, B, hooks=Hooks(done=note)), [PLAIN], 1))
+    assert told == [("plain", "a"), ("plain", "b")]
+
+
+def test_a_run_as_data_can_be_measured_again() -> None:
+    data = make_run(DRAFTING, blocks=[(1, 1.0), (3, 2.1234567)]).to_dict()
+    assert data["arm"] == "drafting" and data["kind"] == "chat" and data["repetition"] == 1
+    assert data["times"] == [1.0, 2.123457, 2.123457, 2.123457]
+    assert data["own"] == [True, False, False, True]

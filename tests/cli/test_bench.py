@@ -1,0 +1,334 @@
+"""`specllama bench`: whole command lines on a decoder that follows a script, and on real models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.cli import bench_work
+from tests.bench.fakes import BenchDecoder
+from tests.cli.fakes import Reply, Result, run_with, say
+
+Bench = Callable[..., Result]
+
+PROMPTS = "\n".join(
+    json.dumps({"id": f"p{n}", "kind": kind, "prompt": f"Say {n}."})
+    for n, kind in enumerate(["chat", "chat", "list", "list", "list"])
+)
+SLOW = Reply(delay=0.004)
+QUICK = Reply(tokens=SLOW.tokens, drafted=frozenset({1, 2}), delay=0.001)
+
+
+@pytest.fixture
+def decoder() -> BenchDecoder:
+    return BenchDecoder(plain=SLOW, drafting=QUICK)
+
+
+@pytest.fixture
+def alone() -> BenchDecoder:
+    return BenchDecoder(target_name="fake-draft", draft_name=None)
+
+
+@pytest.fixture
+def bench(
+    monkeypatch: pytest.MonkeyPatch, decoder: BenchDecoder, alone: BenchDecoder, tmp_path: Path
+) -> Bench:
+    facts = {"cpu": "Abacus", "target": {"name": "fake-135m", "sha256": "c0ffee"}}
+    monkeypatch.setattr(bench_work, "surroundings", lambda *_: dict(facts))
+    monkeypatch.setattr(bench_work, "draft_alone", lambda *_: alone)
+    monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(PROMPTS)
+
+    def invoke(*args: str, own: bool = True, **where: Any) -> Result:
+        given = ("--prompts", str(prompts)) if own else ()
+        return run_with(monkeypatch, decoder, "bench", *given, *args, **where)
+
+    return invoke
+
+
+def test_the_report_goes_to_stdout_and_ends_with_the_verdict(bench: Bench) -> None:
+    result = bench()
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("# specllama bench\n")
+    last = result.out.splitlines()[-1]
+    assert last.startswith("best: drafting (default settings): ")
+    assert last.endswith("against plain at temperature 0.8")
+
+
+def test_each_arm_runs_on_each_prompt_after_a_warm_up(bench: Bench, decoder: BenchDecoder) -> None:
+    bench("-r", "3")
+    assert len(decoder.chats) == 2 + 5 * 2 * 3
+    assert decoder.log.count("plain") == decoder.log.count("drafting")
+    assert decoder.closed
+
+
+def test_the_builtin_prompts_are_the_default(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.plain = decoder.drafting = Reply(tokens=("a", "b"))
+    assert bench("--kinds", "maths,list", "-r", "1", own=False).code == 0
+    asked = {chat[-1][1] for chat, _ in decoder.chats}
+    assert len(asked) == 9 and any("multiplication table of 7" in text for text in asked)
+
+
+def test_tokens_seed_and_other_settings_reach_every_run(
+    bench: Bench, decoder: BenchDecoder
+) -> None:
+    bench("-n", "3", "-s", "40", "--top-k", "7", "-sys", "Be brief.", "-r", "1")
+    assert {params.max_tokens for _, params in decoder.chats} == {3}
+    assert {params.seed for _, params in decoder.chats} == {40, 41, 42, 43, 44}
+    assert {params.sampling.top_k for _, params in decoder.chats} == {7}
+    assert all(chat[0] == ("system", "Be brief.") for chat, _ in decoder.chats)
+
+
+def test_runs_have_a_length_and_a_seed_where_nobody_says(
+    bench: Bench, decoder: BenchDecoder
+) -> None:
+    bench("-r", "1")
+    assert {params.max_tokens for _, params in decoder.chats} == {bench_work.MAX_TOKENS}
+    assert all(params.seed is not None for _, params in decoder.chats)
+
+
+def test_lists_are_swept(bench: Bench) -> None:
+    result = bench("--draft-max", "2,4", "--temp", "0,0.8", "--json", "-r", "1")
+    arms = {arm["arm"]: arm for arm in json.loads(result.out)["arms"]}
+    assert list(arms) == [
+        f"{name}, temp {temp}"
+        for temp in ("0", "0.8")
+        for name in ("plain", "draft-max 2", "draft-max 4")
+    ]
+    assert arms["draft-max 4, temp 0"]["params"]["draft_max"] == 4
+    assert arms["draft-max 4, temp 0"]["params"]["sampling"]["temperature"] == 0
+
+
+def test_drafters_and_rules_are_swept(bench: Bench) -> None:
+    result = bench("--drafter", "model,suffix+model", "--verify", "block", "--json", "-r", "1")
+    names = [arm["arm"] for arm in json.loads(result.out)["arms"]]
+    assert names == ["plain", "verify block, drafter model", "verify block, drafter suffix+model"]
+
+
+@pytest.mark.parametrize("flags", [("-o", "json"), ("--json",)])
+def test_json_has_everything(bench: Bench, flags: tuple[str, ...]) -> None:
+    data = json.loads(bench(*flags).out)
+    assert data["facts"]["cpu"] == "Abacus"
+    assert data["facts"]["settings"]["repetitions"] == 2
+    assert data["facts"]["load_average_before"] == data["facts"]["load_average_after"] == [0, 0, 0]
+    assert data["verdict"][0].startswith("best: ")
+    assert len(data["runs"]) == 20 and data["differences"] == []
+
+
+def test_json_lines_and_csv(bench: Bench) -> None:
+    lines = [json.loads(line) for line in bench("-o", "jsonl", "-r", "1").out.splitlines()]
+    assert [line["type"] for line in lines] == ["run"] * 10 + ["report"]
+    rows = list(csv.DictReader(io.StringIO(bench("-o", "csv", "-r", "1").out)))
+    assert [(row["arm"], row["kind"]) for row in rows] == [
+        ("plain", "all"), ("drafting", "all"), ("drafting", "chat"), ("drafting", "list")
+    ]  # fmt: skip
+
+
+def test_files_and_charts(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder, chart = tmp_path / "new" / "results", tmp_path / "all.png"
+    result = bench("--out", str(folder), "--plot", str(chart), "-r", "1")
+    assert result.code == 0 and chart.read_bytes().startswith(b"\x89PNG")
+    assert (folder / "report.md").read_text() + "\n" == result.out.rpartition("best: ")[0]
+    assert {file.name for file in folder.iterdir()} >= {
+        "report.json", "runs.jsonl", "table.csv", "speedup.png", "speedup.svg", "time.png"
+    }  # fmt: skip
+    assert f"wrote {folder / 'runs.jsonl'}\n" in result.err
+
+
+def test_without_matplotlib_the_folder_has_no_charts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    result = bench("--out", str(tmp_path / "results"), "-r", "1")
+    assert result.code == 0 and "pip install 'specllama[plot]'" in result.err
+    assert (tmp_path / "results" / "report.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"), [(("--plot", "a.png"), "matplotlib"), (("--wandb",), "wandb")]
+)
+def test_a_missing_package_is_told_before_measuring(
+    bench: Bench, decoder: BenchDecoder, monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...], missing: str,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
+    result = bench(*flags)
+    assert result.code == 2 and f"{missing}" in result.err and "pip install" in result.err
+    assert decoder.chats == []
+
+
+# Texts
+
+
+@pytest.mark.parametrize("flags", [("--temp", "0"), ("--verify", "coupled")])
+def test_a_difference_is_told_and_strict_fails(
+    bench: Bench, decoder: BenchDecoder, flags: tuple[str, ...]
+) -> None:
+    decoder.drafting = Reply(tokens=("Hello", ","), drafted=frozenset({1}))
+    result = bench("-r", "1", *flags)
+    assert result.code == 0
+    assert "5 texts differ where they must not, first drafting on p0 at token 3" in result.err
+    assert bench("-r", "1", "--strict", *flags).code == 1
+
+
+def test_strict_is_content_with_equal_texts(bench: Bench) -> None:
+    assert bench("-r", "1", "--strict", "--temp", "0").code == 0
+
+
+def test_strict_asks_nothing_of_rules_that_promise_only_a_law(
+    bench: Bench, decoder: BenchDecoder
+) -> None:
+    decoder.drafting = Reply(tokens=("Hello", ","), drafted=frozenset({1}))
+    assert bench("-r", "1", "--strict", "--temp", "0.8", "--verify", "block").code == 0
+
+
+# Suites
+
+
+def test_the_seeds_suite(bench: Bench, decoder: BenchDecoder, alone: BenchDecoder) -> None:
+    result = bench("--suite", "seeds", "-r", "1", "-o", "json")
+    names = [arm["arm"] for arm in json.loads(result.out)["arms"]]
+    assert names[:2] == ["plain", "draft alone"] and names[-1] == "specllama"
+    assert len(alone.chats) == 6 and alone.closed and decoder.closed
+
+
+def test_arms_unknown_here_are_left_out_with_a_sentence(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specllama.bench import suites
+
+    rows = (suites.Row("dreams", {"drafter": "oracle"}), suites.Row("own"))
+    monkeypatch.setattr(suites, "SUITES", {"seeds": rows})
+    result = bench("--suite", "seeds", "-r", "1", "-o", "json")
+    assert result.err.startswith("Warning: dreams is left out: Unknown drafter 'oracle'.")
+    assert [arm["arm"] for arm in json.loads(result.out)["arms"]] == ["plain", "own"]
+
+
+def test_without_a_draft_model_the_suite_goes_on(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.draft_name = None
+    result = bench("--suite", "seeds", "-r", "1", "-o", "json")
+    assert result.code == 0
+    assert "draft alone is left out: there is no draft model" in result.err
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_keeps_what_was_measured(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.interrupt_at = 2 + 13
+    result = bench("-o", "json")
+    assert result.code == 130
+    assert "Interrupted after 12 of 20 runs." in result.err
+    assert len(json.loads(result.out)["runs"]) == 12
+    assert decoder.closed
+
+
+def test_ctrl_c_before_the_first_run_prints_no_report(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.interrupt_at = 1
+    result = bench()
+    assert (result.code, result.out) == (130, "")
+    assert "Interrupted after 0 of 20 runs." in result.err
+
+
+def test_ctrl_c_while_a_prompt_is_read(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.plain = Reply(interrupt_prompt=True)
+    assert bench().code == 130
+
+
+# What cannot be served
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--draft-max", "2,x"), "--draft-max 2,x is not a list of numbers."),
+        (("--temp", "hot"), "--temp hot is not a list of numbers."),
+        (("--temp", "0,-1"), "temperature must be at least 0"),
+        (("--temp", "nan"), "temperature must be at least 0"),
+        (("--drafter", "model,nobody"), "Unknown drafter 'nobody'."),
+        (("--verify", "hope"), "Unknown verify 'hope'."),
+        (("--kinds", "chat,war"), "No prompt is of the kind 'war'."),
+        (("--suite", "all"), "Unknown suite 'all'."),
+        (("--suite", "seeds", "--draft-max", "4"), "A suite brings its own drafters"),
+        (("-n", "1"), "A rate takes at least 2 tokens a run."),
+        (("-r", "0"), "Invalid value for '-r'"),
+        (("-o", "xml"), "Invalid value for '-o'"),
+        (("--plot", "/nowhere/a.png"), "There is no folder /nowhere."),
+    ],
+)
+def test_wrong_requests_are_sentences(
+    bench: Bench, decoder: BenchDecoder, args: tuple[str, ...], sentence: str
+) -> None:
+    result = bench(*args)
+    assert result.code == 2 and sentence in result.err
+    assert result.out == "" and decoder.chats == []
+
+
+def test_a_malformed_prompt_file_is_named_with_its_line(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\noops\n')
+    result = bench("--prompts", str(tmp_path / "bad.jsonl"), own=False)
+    assert result.code == 2
+    assert f"{tmp_path / 'bad.jsonl'}, line 2 is not JSON." in result.err
+
+
+def test_a_prompt_that_does_not_fit_is_left_out(
+    bench: Bench, decoder: BenchDecoder, tmp_path: Path
+) -> None:
+    long = json.dumps({"id": "long", "prompt": "word " * 30})
+    (tmp_path / "p.jsonl").write_text(f'{long}\n{{"id": "short", "prompt": "Hi"}}\n')
+    decoder.n_ctx = 20
+    result = bench("--prompts", str(tmp_path / "p.jsonl"), "-n", "4", "-o", "json", own=False)
+    assert result.code == 0 and "Prompt long is left out: too long." in result.err
+    assert {run["prompt"] for run in json.loads(result.out)["runs"]} == {"short"}
+    decoder.n_ctx = 3
+    result = bench("--prompts", str(tmp_path / "p.jsonl"), "-n", "4", own=False)
+    assert result.code == 2 and "No prompt fits into the context" in result.err
+
+
+def test_an_arm_that_never_drafts_is_told(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.drafting = say("no drafts at all")
+    assert "Warning: drafting drafted nothing.\n" in bench("-r", "1").err
+
+
+def test_a_bar_shows_on_a_terminal_only(bench: Bench) -> None:
+    assert "10/10" in bench("-r", "1", tty=["stderr"]).err
+    assert bench("-r", "1", "-q", tty=["stderr"]).err == ""
+
+
+# Real models
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_real_pair_end_to_end(
+    cli: Callable[..., Result], target_file: Path, draft_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "two.jsonl").write_text(
+        '{"id": "sky", "prompt": "Why is the sky blue?"}\n'
+        '{"id": "echo", "prompt": "Repeat three times: one two three four five."}\n'
+    )
+    result = cli(
+        "bench", "-m", str(target_file), "-md", str(draft_file), "-c", "512", "-t", "1", "-tb", "1",
+        "-td", "1", "--prompts", str(tmp_path / "two.jsonl"), "-n", "12", "-r", "1", "--temp", "0",
+        "--draft-max", "3", "--no-adaptive", "--exact", "--strict", "-o", "json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    data = json.loads(result.out)
+    plain, drafting = data["arms"]
+    assert plain["spec"]["tokens_per_round"] == 1.0
+    assert drafting["spec"]["drafted"] > 0 and drafting["text"] == "same"
+    assert data["facts"]["target"]["bytes"] == target_file.stat().st_size
+    assert len(data["facts"]["draft"]["sha256"]) == 12
+    by_prompt = [
+        {run["text"] for run in data["runs"] if run["prompt"] == p} for p in ("sky", "echo")
+    ]
+    assert [len(texts) for texts in by_prompt] == [1, 1]
