@@ -29,6 +29,8 @@ COMMANDS = {
     "check": ("specllama.cli.check:check", "Can this draft serve this target?"),
     "alias": ("specllama.cli.alias:app", "Names for a model or a pair."),
     "config": ("specllama.cli.config:app", "Where settings come from."),
+    "ngram": ("specllama.cli.ngram:app", "N-gram models that draft."),
+    "store": ("specllama.cli.store:app", "Past answers that drafts are taken from."),
     "bench": ("specllama.cli.bench:bench", "Measure what drafting gains on this machine."),
     "doctor": ("specllama.cli.doctor:doctor", "Facts about this installation, for bug reports."),
 }

@@ -129,7 +129,7 @@ class Answers:
     @property
     def _most_in_journal(self) -> int:
         """Tokens; reading and indexing them takes 50 ms."""
-        return min(JOURNAL_TOKENS, self._most_tokens // 2)
+        return min(JOURNAL_TOKENS, self._most_tokens // 4)
 
     def _tidy(self) -> None:
         """Read the folder, and fold, merge and drop what is due."""

@@ -103,7 +103,7 @@ class StoreDrafter(Drafter):
             index.following(place, limit)
             for index, (matched, where) in zip(indexes[::-1], found[::-1], strict=True)
             if matched == length
-            for place in index.matches(key, length, where, _OCCURRENCES)
+            for place in sorted(index.matches(key, length, where, _OCCURRENCES))
         ]
         return self._growth.propose(want, (0, runs[:_OCCURRENCES]), limit)
 

@@ -26,6 +26,7 @@ class Model:
         tensor_split: share of each device; empty leaves it to llama.cpp.
         device: load on this device alone ("CUDA1", "Metal", "CPU").
         repack: let llama.cpp repack weights for the CPU; None asks `library.repacking_works`.
+        vocab_only: load the vocabulary alone, no weights: it can tokenise and nothing else.
         on_progress: called with 0..1 while loading.
 
     Raises:
@@ -41,6 +42,7 @@ class Model:
         tensor_split: Sequence[float] = (),
         device: str | None = None,
         repack: bool | None = None,
+        vocab_only: bool = False,
         on_progress: Progress | None = None,
     ) -> None:
         if not path.is_file():
@@ -50,7 +52,9 @@ class Model:
         self._keep: list[Any] = []
         self._interrupted: BaseException | None = None
         params = self._params(gpu_layers, main_gpu, tensor_split, device, on_progress)
-        params.use_extra_bufts = library.repacking_works() if repack is None else repack
+        params.vocab_only = vocab_only
+        if not vocab_only:
+            params.use_extra_bufts = library.repacking_works() if repack is None else repack
         self.handle = self._load(params)
         self.vocabulary = LlamaVocabulary(self._lib, self.handle)
 
