@@ -17,10 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from specllama.drafting.model import ModelDrafter
-from specllama.drafting.protocol import Drafter
-from specllama.drafting.suffix import SuffixDrafter
-from specllama.drafting.tree import TreeDrafter
+from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.cache import Progress
@@ -77,7 +74,13 @@ class SpeculativeDecoder:
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
             self._template = ChatTemplate.of(self._target.model.vocabulary, chat_template)
-            self._engine = self._new_engine()
+            self._drafters = Drafters(self._target, self.options)
+            self.warnings += self._drafters.warnings
+            self._engine = Engine(
+                self._target.context,
+                max_batch=_EXACT_BATCH if self.options.exact else None,
+                linear=self.options.exact,
+            )
             self.set_draft(draft, strict=strict_draft)
         except BaseException:
             self.close()
@@ -123,23 +126,7 @@ class SpeculativeDecoder:
         if self._draft is not None:
             self._draft.close()
         self._draft = loaded
-        self._engine.drafters = self._drafters()
-
-    def _new_engine(self) -> Engine:
-        return Engine(
-            self._target.context,
-            self._drafters(),
-            max_batch=_EXACT_BATCH if self.options.exact else None,
-            linear=self.options.exact,
-        )
-
-    def _drafters(self) -> list[Drafter]:
-        vocabulary = self._target.model.vocabulary
-        drafters: list[Drafter] = [SuffixDrafter(vocabulary.is_eog)]
-        if self._draft is not None:
-            drafters.append(ModelDrafter(self._draft.follower))
-            drafters.append(TreeDrafter(self._draft.follower, first_branch=1))
-        return drafters
+        self._engine.drafters = self._drafters.all(loaded)
 
     def generate(
         self,
@@ -168,7 +155,7 @@ class SpeculativeDecoder:
             ContextFull: the prompt does not fit.
         """
         ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        return self._stream(ids, params, on_prompt, at_start=False)
+        return self._stream(ids, ids, params, on_prompt, at_start=False)
 
     def chat(
         self,
@@ -197,18 +184,21 @@ class SpeculativeDecoder:
         """
         if not messages:
             raise UsageError("The conversation is empty.", "Give at least one message.")
-        return self._stream(self._chat_ids(messages), params, on_prompt, at_start=True)
+        asked = self._encode(messages[-1].content)
+        return self._stream(self._chat_ids(messages), asked, params, on_prompt, at_start=True)
 
     def _stream(
         self,
         ids: Sequence[int],
+        asked: Sequence[int],
         params: GenerationParams | None,
         on_prompt: Progress | None,
         *,
         at_start: bool,
     ) -> Stream:
         params = params or GenerationParams()
-        self._check(params)
+        self._checked(tuple(params.sampling.logit_bias))
+        self._drafters.require(params.drafters())
         self._end_open_stream()
         load_s, self._load_s_to_report = self._load_s_to_report, 0.0
         self._open = Stream(
@@ -220,17 +210,16 @@ class SpeculativeDecoder:
             at_start=at_start,
             load_s=load_s,
             on_prompt=on_prompt,
+            on_answer=self._drafters.remember,
         )
+        predicted = [*self._encode(params.predict), *(asked if params.copy_input else ())]
+        self._drafters.predict(self._open.key, predicted)
         return self._open
 
     def _end_open_stream(self) -> None:
         if self._open is not None:
             self._open.close()
             self._open = None
-
-    def _check(self, params: GenerationParams) -> None:
-        """What only shows with the model at hand."""
-        self._checked(tuple(params.sampling.logit_bias))
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a text is."""

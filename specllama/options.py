@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from specllama.errors import UsageError
@@ -10,10 +11,23 @@ from specllama.sampling.params import SamplingParams
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-VerifyName = Literal["auto", "coupled", "rejection", "block", "match"]
+VerifyName = Literal[
+    "auto",
+    "coupled",
+    "rejection",
+    "block",
+    "match",
+    "rrs",
+    "rrs-iid",
+    "spectr",
+    "greedy-one",
+    "traversal",
+    "typical",
+    "rejection-lenient",
+]
 
-DRAFTER_NAMES = ("model", "suffix", "tree")
-AUTO_DRAFTERS = ("model", "suffix")
+DRAFTER_NAMES = ("model", "suffix", "text", "store", "ngram", "recycle", "staged", "tree")
+AUTO_DRAFTERS = ("model", "suffix", "text", "store", "ngram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,8 @@ class ModelOptions:
         main_gpu, tensor_split, device, draft_device: where several devices are present.
         threads, threads_batch, draft_threads: CPU threads for single, batched and draft decodes.
         cache_type_k, cache_type_v: number formats of the KV cache.
+        ngram: an n-gram file (`specllama ngram build`) to draft from.
+        store: keep answers on this machine, and draft from them when the like is asked again.
         exact: choose the configuration in which batched and single decodes give the same bits
             where the machine allows it (docs/exactness.md).
     """
@@ -45,6 +61,8 @@ class ModelOptions:
     flash_attn: FlashAttention = "auto"
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
+    ngram: Path | None = None
+    store: bool = False
     exact: bool = False
 
     def __post_init__(self) -> None:
@@ -70,10 +88,14 @@ class GenerationParams:
         max_tokens: None generates until the model ends or the context is full.
         seed: None draws one (the result says which).
         stop: strings that end the text; they are not part of it.
-        verify: the verification rule; "auto" is coupled when a seed is given, else rejection.
+        verify: the verification rule; "auto" is coupled when a seed is given, else rejection
+            (greedy-one for trees).
+        lossy: accept a rule that changes what the model says ("typical", "rejection-lenient").
         drafter: "auto" (AUTO_DRAFTERS), "none", or names joined by "+" (see DRAFTER_NAMES).
         tree: children per level of a draft model's trees, such as (2, 2, 1); empty grows them by
             probability.
+        predict: a text that the reply will probably resemble (a file to be edited).
+        copy_input: the prompt itself is such a text (corrections, rewriting).
         draft_max: the most tokens drafted in a row.
         draft_p_min: stop drafting when the draft's top probability is below this.
         adaptive: let the scheduler choose lengths; False always drafts `draft_max`.
@@ -84,8 +106,11 @@ class GenerationParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     verify: VerifyName = "auto"
+    lossy: bool = False
     drafter: str = "auto"
     tree: tuple[int, ...] = ()
+    predict: str = ""
+    copy_input: bool = False
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True

@@ -83,6 +83,8 @@ class SpecStats:
         rounds: target batches.
         by_source: per drafter name.
         by_depth: index 0 is the first drafted token of a round.
+        inner: the same of the speculation inside a staged drafter, whose rounds are the draft
+            model's batches.
     """
 
     rounds: int = 0
@@ -91,6 +93,7 @@ class SpecStats:
     accepted: int = 0
     by_source: dict[str, SourceStats] = field(default_factory=dict)
     by_depth: list[SourceStats] = field(default_factory=list)
+    inner: SpecStats | None = None
 
     @property
     def acceptance(self) -> float | None:
@@ -114,6 +117,9 @@ class SpecStats:
             if depth == len(self.by_depth):
                 self.by_depth.append(SourceStats())
             _sum_into(self.by_depth[depth], stats)
+        if other.inner is not None:
+            self.inner = self.inner or SpecStats()
+            self.inner.add(other.inner)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with the derived figures."""

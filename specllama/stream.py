@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specllama.drafting.shapes import FixedShape, Shape, ValueShape
@@ -16,7 +16,7 @@ from specllama.options import GenerationParams
 from specllama.results import FinishReason, Generation, StreamEvent, Timings, Usage
 from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
-from specllama.verification import Rule, choose_rule
+from specllama.verification import RULES, Rule, choose_rule
 
 _FIXED_TREE = (2, 2, 1)
 _TREE_NODES = 16
@@ -41,13 +41,15 @@ class Stream(Iterator[StreamEvent]):
         at_start: bool,
         load_s: float,
         on_prompt: Progress | None,
+        on_answer: Callable[[Sequence[int]], None],
     ) -> None:
         self._engine = engine
+        self._on_answer = on_answer
         self._vocabulary = vocabulary
         self._load_s = load_s
         self._params = params
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
-        self._rule = choose_rule(params.verify, params.seed is not None)
+        self._rule = _rule(params)
         self._text = TextStream(vocabulary, stops, at_start=at_start)
         self._pieces: list[str] = []
         self._waiting: list[StreamEvent] = []
@@ -154,6 +156,11 @@ class Stream(Iterator[StreamEvent]):
             self._given += self._waiting
             self._conclude("cancelled")
 
+    @property
+    def key(self) -> int:
+        """The engine's number of this sequence."""
+        return self._live.key
+
     def finish(self) -> Generation:
         """Run to the end and return the result."""
         for _ in self:
@@ -173,6 +180,9 @@ class Stream(Iterator[StreamEvent]):
 
     def _conclude(self, reason: FinishReason) -> None:
         live = self._live
+        if reason in ("stop", "length"):
+            self._on_answer(live.ids)
+        live.stats.inner = self._engine.inner_stats(live)
         self._result = Generation(
             text="".join(event.text for event in self._given),
             tokens=[event.id for event in self._given],
@@ -185,6 +195,14 @@ class Stream(Iterator[StreamEvent]):
             verify=self._rule.name,
             guarantee=self._rule.guarantee,
         )
+
+
+def _rule(params: GenerationParams) -> Rule[Any]:
+    """The verification rule; left to us, trees that are not seeded get one that judges trees."""
+    seeded = params.seed is not None
+    if params.verify == "auto" and not seeded and "tree" in params.drafters():
+        return RULES["greedy-one"]
+    return choose_rule(params.verify, seeded, params.lossy)
 
 
 def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape:

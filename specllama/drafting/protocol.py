@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.shapes import Shape
+from specllama.results import SpecStats
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Chance, Proposal
 
@@ -92,6 +93,10 @@ class Drafter(ABC):
 
     def observe(self, key: int, seen: Sequence[Seen]) -> None:
         """What the target said in the round just verified; the rows are views for this call."""
+
+    def inner_stats(self, key: int) -> SpecStats | None:
+        """Statistics of a speculation inside this drafter, None where there is none."""
+        return None
 
     def rewind(self, key: int, length: int) -> None:
         """The ids of a sequence behind the first `length` are no longer what they were."""

@@ -49,6 +49,10 @@ class StagedDrafter(Drafter):
         """Seconds spent inside the draft model's calls so far."""
         return self._follower.backend.seconds
 
+    def inner_stats(self, key: int) -> SpecStats | None:
+        """The speculation inside the draft model in the current generation."""
+        return self.stages.get(key)
+
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Read a prompt, all but its last token."""
         self.stages[key] = SpecStats()

@@ -17,7 +17,7 @@ from specllama.engine.round import Verified, verify
 from specllama.engine.sequence import Sequence
 from specllama.errors import ContextFull, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
-from specllama.results import FinishReason
+from specllama.results import FinishReason, SpecStats
 from specllama.sampling.chain import logprob
 from specllama.scheduling.scheduler import Account, Scheduler
 
@@ -56,6 +56,11 @@ class Engine:
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
         return self.backend.seconds + sum(drafter.seconds for drafter in self.drafters)
+
+    def inner_stats(self, live: Sequence) -> SpecStats | None:
+        """Statistics of the speculation inside a staged drafter, if this sequence used one."""
+        inner = (d.inner_stats(live.key) for d in self.drafters if d.name in live.request.drafters)
+        return next((stats for stats in inner if stats is not None), None)
 
     @property
     def backend(self) -> Backend:
@@ -194,7 +199,8 @@ class Engine:
 
     def _teach(self, verified: Verified) -> None:
         """Show the drafters that learn what the target said along the accepted path."""
-        learners = [d for d in self.drafters if d.learns]
+        wanted = verified.live.request.drafters
+        learners = [d for d in self.drafters if d.learns and d.name in wanted]
         if learners:
             seen = verified.seen()
             for drafter in learners:

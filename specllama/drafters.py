@@ -1,0 +1,99 @@
+"""The drafters of one decoder: built from its options, told what they are to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specllama.drafting.model import ModelDrafter
+from specllama.drafting.ngram import NgramDrafter
+from specllama.drafting.ngram_file import NgramFile
+from specllama.drafting.protocol import Drafter
+from specllama.drafting.recycle import RecycleDrafter
+from specllama.drafting.staged import StagedDrafter
+from specllama.drafting.store import StoreDrafter, open_store
+from specllama.drafting.suffix import SuffixDrafter
+from specllama.drafting.text import TextDrafter
+from specllama.drafting.tree import TreeDrafter
+from specllama.errors import SpecllamaError, UsageError
+from specllama.hub.fingerprint import fingerprint_of
+from specllama.loading import DraftModel, TargetModel
+from specllama.options import AUTO_DRAFTERS, ModelOptions
+
+_NEEDS = {
+    "ngram": "Give its file with --ngram FILE (specllama ngram build makes one).",
+    "store": "Turn the store on with --store.",
+}
+
+
+class Drafters:
+    """What a target can be drafted for with, and what of it is at hand.
+
+    A file or store that cannot be used is noted in `warnings`; generation goes on without it.
+
+    Attributes:
+        warnings: one sentence each.
+    """
+
+    def __init__(self, target: TargetModel, options: ModelOptions) -> None:
+        self.warnings: list[str] = []
+        self._target = target
+        self._is_end = target.model.vocabulary.is_eog
+        self._ngrams = self._open_ngrams(options.ngram)
+        self._text = TextDrafter()
+        self._store = self._open_store() if options.store else None
+        self._free: list[Drafter] = [self._text, SuffixDrafter(self._is_end)]
+        if self._store is not None:
+            self._free.append(self._store)
+        if self._ngrams is not None:
+            self._free.append(NgramDrafter(self._ngrams, self._is_end))
+        self._free.append(RecycleDrafter(target.model.n_vocab))
+
+    def _open_ngrams(self, path: Path | None) -> NgramFile | None:
+        if path is None:
+            return None
+        try:
+            return NgramFile.open(path, fingerprint_of(self._target.model.path))
+        except SpecllamaError as error:
+            self.warnings.append(f"No n-grams: {error}")
+            return None
+
+    def _open_store(self) -> StoreDrafter | None:
+        try:
+            return StoreDrafter(open_store(self._target.model.path), self._is_end)
+        except (SpecllamaError, OSError) as error:
+            self.warnings.append(f"No store of answers: {error}")
+            return None
+
+    def all(self, draft: DraftModel | None) -> list[Drafter]:
+        """Every drafter at hand, those without a model first."""
+        if draft is None:
+            return list(self._free)
+        follower = draft.follower
+        guessers: list[Drafter] = [RecycleDrafter(draft.model.n_vocab)]
+        if self._ngrams is not None:
+            guessers.insert(0, NgramDrafter(self._ngrams, self._is_end))
+        return [
+            *self._free,
+            ModelDrafter(follower),
+            StagedDrafter(follower, guessers),
+            TreeDrafter(follower, first_branch=1),
+        ]
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise UsageError for a drafter that was asked for and lacks what it drafts from."""
+        if tuple(names) == AUTO_DRAFTERS:
+            return
+        at_hand = {drafter.name for drafter in self._free}
+        for name in names:
+            if name in _NEEDS and name not in at_hand:
+                raise UsageError(f"The drafter {name!r} has nothing to draft from.", _NEEDS[name])
+
+    def predict(self, key: int, text: Sequence[int]) -> None:
+        """Expect the reply of a sequence that was just added to resemble these ids."""
+        self._text.predict(key, text)
+
+    def remember(self, ids: Sequence[int]) -> None:
+        """Keep a finished answer, prompt included, if there is a store."""
+        if self._store is not None:
+            self._store.remember(ids)
