@@ -100,6 +100,32 @@ class GreedyDrafts(RandomStream):
         return law.top(count)
 
 
+class IndependentDrafts(RandomStream):
+    """A stream whose siblings are independent draws, so that one may come twice."""
+
+    __slots__ = ()
+
+    def children(self, law: Distribution, position: int, count: int) -> list[int]:
+        """`count` tokens drawn with replacement; one where the law leaves no choice."""
+        if len(law.ids) == 1:
+            count = 1
+        return [self.pick(law, position) for _ in range(count)]
+
+
+class GreedyPlusOne(RandomStream):
+    """A stream whose siblings are the most probable tokens and one drawn from the others."""
+
+    __slots__ = ()
+
+    def children(self, law: Distribution, position: int, count: int) -> list[int]:
+        """The `count` - 1 most probable tokens, then one drawn from the rest, if there is any."""
+        tokens = law.top(count - 1) if count > 1 else []
+        rest: Distribution | None = law
+        for token in tokens:
+            rest = rest and rest.without(token)
+        return tokens if rest is None else [*tokens, self.pick(rest, position)]
+
+
 def _contenders(
     ids: IntArray, probs: FloatArray, key: np.uint64, count: int
 ) -> tuple[IntArray, FloatArray]:

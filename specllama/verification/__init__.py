@@ -6,11 +6,23 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from specllama.errors import UsageError
-from specllama.sampling.noise import GreedyDrafts, RandomStream, SharedNoise
+from specllama.sampling.noise import (
+    GreedyDrafts,
+    GreedyPlusOne,
+    IndependentDrafts,
+    RandomStream,
+    SharedNoise,
+)
 from specllama.verification.block import block
+from specllama.verification.greedy_one import greedy_one
+from specllama.verification.lenient import lenient
 from specllama.verification.match import match
+from specllama.verification.recursive import with_replacement, without_replacement
 from specllama.verification.rejection import rejection
-from specllama.verification.types import Chance, Verify
+from specllama.verification.spectr import spectr
+from specllama.verification.traversal import traversal
+from specllama.verification.types import Chance, CoinChance, Verify
+from specllama.verification.typical import typical
 
 C = TypeVar("C", bound=Chance)
 
@@ -26,6 +38,7 @@ class Rule(Generic[C]):
         uses_law: the rule reads `Proposal.laws`, so a drafter has to give the law it drew from.
         shape: the most general proposal it can judge.
         guarantee: one sentence for users.
+        lossless: texts are distributed as the target's own.
     """
 
     name: str
@@ -34,6 +47,21 @@ class Rule(Generic[C]):
     uses_law: bool
     shape: Literal["chain", "tree"]
     guarantee: str
+    lossless: bool = True
+
+
+IN_DISTRIBUTION = (
+    "Exact in distribution: texts are distributed as the target's own; the same seed repeats one "
+    "only with the same drafts."
+)
+# The lenience of "rejection-lenient": no token comes more than twice as often as it should.
+LENIENCE = 0.5
+
+
+def _drawn_tree(
+    name: str, verify: Verify[CoinChance], chance: Callable[[int], CoinChance]
+) -> Rule[Any]:
+    return Rule(name, verify, chance, uses_law=True, shape="tree", guarantee=IN_DISTRIBUTION)
 
 
 RULES: Mapping[str, Rule[Any]] = MappingProxyType(
@@ -62,8 +90,7 @@ RULES: Mapping[str, Rule[Any]] = MappingProxyType(
             chance=RandomStream,
             uses_law=True,
             shape="chain",
-            guarantee="Exact in distribution: texts are distributed as the target's own; the same "
-            "seed repeats one only with the same drafts.",
+            guarantee=IN_DISTRIBUTION,
         ),
         "block": Rule(
             name="block",
@@ -71,23 +98,63 @@ RULES: Mapping[str, Rule[Any]] = MappingProxyType(
             chance=RandomStream,
             uses_law=True,
             shape="chain",
-            guarantee="Exact in distribution: texts are distributed as the target's own; the same "
-            "seed repeats one only with the same drafts.",
+            guarantee=IN_DISTRIBUTION,
+        ),
+        "rrs": _drawn_tree("rrs", without_replacement, RandomStream),
+        "rrs-iid": _drawn_tree("rrs-iid", with_replacement, IndependentDrafts),
+        "spectr": _drawn_tree("spectr", spectr, IndependentDrafts),
+        "greedy-one": _drawn_tree("greedy-one", greedy_one, GreedyPlusOne),
+        "traversal": _drawn_tree("traversal", traversal, RandomStream),
+    }
+)
+"""The rules that leave the target's law as it is."""
+
+LOSSY_RULES: Mapping[str, Rule[Any]] = MappingProxyType(
+    {
+        "typical": Rule(
+            name="typical",
+            verify=typical,
+            chance=GreedyDrafts,
+            uses_law=False,
+            shape="tree",
+            guarantee="Not exact: typical acceptance makes texts more probable and less varied "
+            "than the target's own.",
+            lossless=False,
+        ),
+        "rejection-lenient": Rule(
+            name="rejection-lenient",
+            verify=lenient(LENIENCE),
+            chance=RandomStream,
+            uses_law=True,
+            shape="chain",
+            guarantee="Not exact: lenient rejection lets a token come up to "
+            f"{1 / LENIENCE:g} times as often as under the target.",
+            lossless=False,
         ),
     }
 )
+"""Faster rules that change what the model says: only for those who ask for it."""
 
 
-def choose_rule(verify: str, seeded: bool) -> Rule[Any]:
+def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
     """The rule of that name; "auto" is coupled when the caller gave a seed, else rejection.
 
+    Args:
+        lossy: the caller accepts a rule that changes what the model says.
+
     Raises:
-        UsageError: no rule has that name.
+        UsageError: no rule has that name, or it needs `lossy`.
     """
     if verify == "auto":
         return RULES["coupled" if seeded else "rejection"]
-    if verify not in RULES:
+    if verify in RULES:
+        return RULES[verify]
+    if verify not in LOSSY_RULES:
+        names = ", ".join(("auto", *RULES, *LOSSY_RULES))
+        raise UsageError(f"Unknown verification rule {verify!r}.", f"Choose from: {names}.")
+    if not lossy:
         raise UsageError(
-            f"Unknown verification rule {verify!r}.", f"Choose from: auto, {', '.join(RULES)}."
+            f"{verify} changes what the model says.",
+            "Add --lossy to accept that, or choose another rule.",
         )
-    return RULES[verify]
+    return LOSSY_RULES[verify]
