@@ -49,11 +49,11 @@ class Drafters:
             self._free.append(NgramDrafter(self._ngrams, self._is_end))
         self._free.append(RecycleDrafter(target.model.n_vocab))
 
-    def _open_ngrams(self, path: Path | None) -> NgramFile | None:
+    def _open_ngrams(self, path: str | Path | None) -> NgramFile | None:
         if path is None:
             return None
         try:
-            return NgramFile.open(path, fingerprint_of(self._target.model.path))
+            return NgramFile.open(Path(path), fingerprint_of(self._target.model.path))
         except SpecllamaError as error:
             self.warnings.append(f"No n-grams: {error}")
             return None

@@ -61,7 +61,7 @@ class ModelOptions:
     flash_attn: FlashAttention = "auto"
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
-    ngram: Path | None = None
+    ngram: str | Path | None = None
     store: bool = False
     exact: bool = False
 

@@ -79,10 +79,11 @@ class ModelFlags:
         "End the text before this string (repeatable).", "--stop", metavar="TEXT")] = None
 
     drafter: Annotated[str | None, _drafting(
-        "auto, none, or drafters joined by +: model, suffix.",
+        "auto, none, or drafters joined by +: model, suffix, text, store, ngram, recycle, staged, "
+        "tree.",
         "--drafter", metavar="NAMES")] = None
     draft_max: Annotated[int | None, _drafting(
-        "Most tokens to draft in a round (16).",
+        "Most tokens to draft in a row (16).",
         "--draft-max", "--num-draft-tokens", metavar="N")] = None
     draft_p_min: Annotated[float | None, _drafting(
         "Stop drafting when the draft's top probability is under P (0 = off).",
@@ -90,9 +91,26 @@ class ModelFlags:
     adaptive: Annotated[bool | None, _drafting(
         "Choose draft lengths from measurements; off always drafts --draft-max.",
         "--adaptive/--no-adaptive")] = None
+    tree: Annotated[str | None, _drafting(
+        "Children per level of the draft model's trees, as 2,2,1; without it they grow by "
+        "probability.", "--tree", metavar="A,B,…")] = None
+    ngram: Annotated[str | None, _drafting(
+        "N-gram file to draft from (specllama ngram build makes one).",
+        "--ngram", metavar="FILE")] = None
+    store: Annotated[bool | None, _drafting(
+        "Keep answers on this machine, and draft from them (off).", "--store/--no-store")] = None
+    predict_file: Annotated[Path | None, _drafting(
+        "Text that the answer will resemble, such as a file to edit.",
+        "--predict-file", metavar="FILE")] = None
+    copy_input: Annotated[bool | None, _drafting(
+        "The answer will resemble the prompt (corrections, rewriting).", "--copy-input")] = None
     verify: Annotated[VerifyName | None, _drafting(
-        "Rule that checks drafts: coupled, rejection, block, match; "
-        "auto is coupled with a seed, else rejection.", "--verify", metavar="RULE")] = None
+        "Rule that checks drafts; chains: coupled, rejection, block, match; trees: coupled, match, "
+        "rrs, rrs-iid, spectr, greedy-one, traversal; auto is coupled with a seed, else rejection.",
+        "--verify", metavar="RULE")] = None
+    lossy: Annotated[bool | None, _drafting(
+        "Accept a rule that changes what the model says: --verify typical, rejection-lenient.",
+        "--lossy")] = None
     exact: Annotated[bool | None, _drafting(
         "Choose the configuration that gives the same bits with and without drafts.",
         "--exact")] = None
@@ -221,7 +239,7 @@ def resolve(flags: ModelFlags) -> Run:
     """
     given = flags.given()
     beside = {name: given.pop(name, None) for name in _BESIDE_SETTINGS}
-    for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split"}:
+    for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split", "tree"}:
         given[name] = typed(name, given[name])
     if "system" in given and beside["system_file"]:
         raise UsageError("--system and --system-file cannot be used together.")
@@ -231,7 +249,11 @@ def resolve(flags: ModelFlags) -> Run:
     return Run(
         settings=merged,
         options=merged.model_options(),
-        params=replace(params, sampling=replace(params.sampling, logit_bias=biases)),
+        params=replace(
+            params,
+            sampling=replace(params.sampling, logit_bias=biases),
+            predict=_text_of(beside["predict_file"]) or "",
+        ),
         system=checked_text(_text_of(beside["system_file"]) or merged["system"] or ""),
         chat_template=_text_of(beside["chat_template"]),
     )
@@ -288,7 +310,7 @@ def find_pair(target: str | None, draft: str | None, *, offline: bool) -> "Resol
         return pair_or_offer(target, draft, offline=offline)
 
 
-_BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias")
+_BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias", "predict_file")
 
 
 def typed(name: str, text: str) -> Any:
@@ -296,7 +318,7 @@ def typed(name: str, text: str) -> Any:
     match settings.KEYS[name].kind:
         case "texts":
             return [text]
-        case "numbers":
+        case "numbers" | "whole numbers":
             return [_number(part) for part in text.split(",")]
         case "layers":
             return "all" if text in ("all", "auto") else _number(text)

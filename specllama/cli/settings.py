@@ -22,7 +22,16 @@ from specllama.hub.paths import PROJECT_CONFIG, user_config
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
 
-Kind = Literal["text", "whole number", "number", "true or false", "layers", "texts", "numbers"]
+Kind = Literal[
+    "text",
+    "whole number",
+    "number",
+    "true or false",
+    "layers",
+    "texts",
+    "numbers",
+    "whole numbers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,12 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "draft_max": _generation("whole number", "draft_max"),
         "draft_p_min": _generation("number", "draft_p_min"),
         "adaptive": _generation("true or false", "adaptive"),
+        "tree": _generation("whole numbers", "tree"),
+        "copy_input": _generation("true or false", "copy_input"),
         "verify": _generation("text", "verify"),
+        "lossy": _generation("true or false", "lossy"),
+        "ngram": _model("text", "ngram"),
+        "store": _model("true or false", "store"),
         "max_tokens": _generation("whole number", "max_tokens"),
         "seed": _generation("whole number", "seed"),
         "stop": _generation("texts", "stop"),
@@ -230,6 +244,7 @@ _EXPECTED: Mapping[Kind, str] = MappingProxyType(
         "layers": 'a whole number or "all"',
         "texts": "a list of texts",
         "numbers": "a list of numbers",
+        "whole numbers": "a list of whole numbers",
     }
 )
 
@@ -248,8 +263,12 @@ def _convert(kind: Kind, value: Any) -> Any:
             return float(value) if is_number else None
         case "layers":
             return -1 if value == "all" else _convert("whole number", value)
-        case "texts" | "numbers":
-            return _convert_all("text" if kind == "texts" else "number", value)
+        case "texts":
+            return _convert_all("text", value)
+        case "numbers":
+            return _convert_all("number", value)
+        case "whole numbers":
+            return _convert_all("whole number", value)
 
 
 def _convert_all(kind: Kind, values: Any) -> tuple[Any, ...] | None:
@@ -265,7 +284,7 @@ def _parse(kind: Kind, text: str) -> Any:
         return text
     if kind == "texts":
         return [text]
-    if kind == "numbers":
+    if kind in ("numbers", "whole numbers"):
         return [_parse("number", part) for part in text.split(",")]
     if kind == "true or false":
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
