@@ -20,7 +20,7 @@ demo:
 	@echo '== specllama and its built-in pair -> .venv'
 	@$(PYTHON) scripts/setup.py pair
 	@echo '== specllama generate "$(PROMPT)"   (to talk with it: $(BIN)/specllama chat)'
-	@$(BIN)/specllama generate --stats --max-tokens 200 "$(PROMPT)"
+	@$(BIN)/specllama generate --stats --seed 1 --max-tokens 200 "$(PROMPT)"
 
 test: lint
 	@echo '== pytest'
