@@ -27,6 +27,7 @@ COMMANDS = {
     "rm": ("specllama.cli.models:remove", "Delete a downloaded model."),
     "show": ("specllama.cli.models:show", "Say what a model file is."),
     "check": ("specllama.cli.check:check", "Can this draft serve this target?"),
+    "prune": ("specllama.cli.prune:prune", "Make a draft by leaving layers of a model out."),
     "alias": ("specllama.cli.alias:app", "Names for a model or a pair."),
     "config": ("specllama.cli.config:app", "Where settings come from."),
     "ngram": ("specllama.cli.ngram:app", "N-gram models that draft."),
