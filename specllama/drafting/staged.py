@@ -72,7 +72,8 @@ class StagedDrafter(Drafter):
                 self._advance(group)
             live = [chain for chain in live if chain.goes_on()]
         for chain in chains:
-            self._rewind_guessers(chain.want.key, len(chain.want.ids))
+            if chain.shown:
+                self._rewind_guessers(chain.want.key, len(chain.want.ids))
         return [chain.proposal(self.name) for chain in chains]
 
     def _can_read(self, want: Want) -> bool:
@@ -95,6 +96,7 @@ class StagedDrafter(Drafter):
         if limit < 1:
             return
         asked = replace(want, ids=chain.ids, limit=limit, nodes=limit, branches=0, go_on=_always)
+        chain.shown = len(chain.tokens)
         for guesser in self._guessers:
             (proposal,) = guesser.propose([asked])
             known = takewhile(lambda token: token < backend.n_vocab, proposal.tokens)
@@ -199,6 +201,7 @@ class _Chain:
 
     Attributes:
         ids: the sequence's ids and the drafted tokens.
+        shown: how many of those the guessers have seen.
         ended: a law said that no further token is worth it, or there was no law.
     """
 
@@ -207,6 +210,7 @@ class _Chain:
     laws: list[Distribution] = field(default_factory=list)
     guess: list[int] = field(default_factory=list)
     source: str = ""
+    shown: int = 0
     ended: bool = False
     ids: list[int] = field(init=False)
 

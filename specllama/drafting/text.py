@@ -54,7 +54,8 @@ class TextDrafter(Drafter):
 
         Call it once the sequence was added to the engine: a prediction is for one reply.
         """
-        self._alignments[key] = Alignment(text)
+        if text:
+            self._alignments[key] = Alignment(text)
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Note where the reply begins; what was predicted for the one before is over."""
