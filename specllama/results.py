@@ -146,6 +146,7 @@ class Generation:
         finish_reason: why it ended.
         seed: the seed that was used, also when it was drawn; giving it again repeats the text.
         guarantee: one sentence saying what the verification rule promised for this run.
+        lossless: the rule left the target's distribution as it is.
     """
 
     text: str
@@ -158,3 +159,4 @@ class Generation:
     seed: int
     verify: str
     guarantee: str
+    lossless: bool = True

@@ -194,6 +194,7 @@ class Stream(Iterator[StreamEvent]):
             seed=self._seed,
             verify=self._rule.name,
             guarantee=self._rule.guarantee,
+            lossless=self._rule.lossless,
         )
 
 

@@ -153,6 +153,7 @@ def as_data(generation: Generation, decoder: SpeculativeDecoder, run: Run) -> di
         "seed": generation.seed,
         "verify": generation.verify,
         "guarantee": generation.guarantee,
+        "lossless": generation.lossless,
         "settings": _settings(decoder, run),
         "warnings": decoder.warnings,
     }

@@ -26,6 +26,8 @@ def stats_line(generation: Generation, n_ctx: int | None = None) -> str:
     if spec.acceptance is not None:
         parts.append(f"draft {spec.acceptance:.0%} ({spec.accepted}/{spec.tested})")
         parts.append(f"{spec.tokens_per_round:.1f} tok/step")
+    if not generation.lossless:
+        parts.append(f"not exact ({generation.verify})")
     if n_ctx is not None:
         parts.append(f"ctx {context_used(generation)}/{n_ctx}")
     return " · ".join(parts)

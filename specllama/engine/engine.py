@@ -142,7 +142,7 @@ class Engine:
         share = min(self.backend.n_batch // len(lives), self._max_batch)
         rows = self.backend.n_outputs // len(lives)
         cells = self.backend.n_ctx - sum(len(live.ids) for live in lives)
-        branches = len(self._spare) // len(lives) if self.backend.rollback == "free" else 0
+        spare = len(self._spare) // len(lives) if self.backend.rollback == "free" else 0
         limits = {}
         for live in lives:
             pending = len(live.ids) - self.cache.length(live.key)
@@ -150,6 +150,7 @@ class Engine:
             depth = min(nodes, live.request.draft_max)
             if live.n_left is not None:
                 depth = min(depth, live.n_left - 1)
+            branches = spare if live.request.rule.shape == "tree" else 0
             limits[live.key] = Limits(depth=depth, nodes=nodes, branches=branches)
         return limits
 
