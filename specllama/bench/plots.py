@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specllama.bench.metrics import Ratio
 from specllama.bench.summary import Summary
 from specllama.errors import UsageError
@@ -23,6 +25,8 @@ _COLORS = (
 )  # fmt: skip
 _GREY = "#555555"
 _MARKERS = "osD^vP*Xh<>d"
+_MOST_INTERVALS = 6
+"""Arms whose intervals by kind can still be told apart."""
 
 
 def require() -> None:
@@ -64,26 +68,60 @@ def save_all(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 
 def speedup(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """Speed-up by kind with intervals: a group of points a kind, an arm each."""
-    shown = [summary for summary in summaries if summary.speedup]
-    kinds = list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
-    rows = ["all kinds", *kinds]
-    step = 0.8 / max(len(shown), 1)
-    for place, summary in enumerate(shown):
-        n = summaries.index(summary)
-        ratios = {"all kinds": summary.speedup} | dict(summary.by_kind)
+    """Speed-up over all prompts with its interval, a row an arm."""
+    shown = _compared(summaries)
+    for row, summary in enumerate(shown):
+        if summary.speedup:
+            _interval(axes, summary.speedup, row, summaries.index(summary))
+    _arms(axes, shown)
+    _baseline(axes)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_title("Speed-up over all prompts (95 % interval)")
+
+
+def kinds(axes: Axes, summaries: Sequence[Summary]) -> None:
+    """Speed-up by kind: intervals for a few arms, a table in colours for many."""
+    shown = _compared(summaries)
+    rows = _kinds(shown)
+    if len(shown) > _MOST_INTERVALS:
+        _heat(axes, shown, rows)
+    else:
+        _forest(axes, shown, rows, [summaries.index(summary) for summary in shown])
+    axes.set_title("Speed-up by kind of prompt")
+
+
+def _forest(
+    axes: Axes, shown: Sequence[Summary], rows: Sequence[str], colors: Sequence[int]
+) -> None:
+    step = 0.8 / len(shown)
+    for place, (summary, n) in enumerate(zip(shown, colors, strict=True)):
         for row, kind in enumerate(rows):
-            ratio = ratios.get(kind)
-            if ratio is not None:
-                _interval(axes, ratio, row + (place - (len(shown) - 1) / 2) * step, n)
+            if kind in summary.by_kind:
+                offset = (place - (len(shown) - 1) / 2) * step
+                _interval(axes, summary.by_kind[kind], row + offset, n)
         axes.plot([], [], _marker(n), color=_color(n), label=summary.arm.name)
-    axes.axvline(1.0, color=_GREY, linewidth=1, linestyle="--")
-    axes.axhline(0.5, color=_GREY, linewidth=0.6)
+    _baseline(axes)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("times the speed of plain decoding (95 % interval)")
-    axes.set_title("Speed-up by kind of prompt")
     _legend(axes)
+
+
+def _heat(axes: Axes, shown: Sequence[Summary], columns: Sequence[str]) -> None:
+    """Blue is faster than plain decoding, red is slower; the scale is even in both directions."""
+    values = np.full((len(shown), len(columns)), np.nan)
+    for row, summary in enumerate(shown):
+        for column, kind in enumerate(columns):
+            if kind in summary.by_kind:
+                values[row, column] = summary.by_kind[kind].value
+    reach = float(np.nanmax(np.abs(np.log(values)))) or 1.0
+    axes.imshow(np.log(values), cmap="RdBu", vmin=-1.4 * reach, vmax=1.4 * reach, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9)
+    _arms(axes, shown)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.spines[:].set_visible(False)
 
 
 def tokens_per_round(axes: Axes, summaries: Sequence[Summary]) -> None:
@@ -140,6 +178,7 @@ def time_spent(axes: Axes, summaries: Sequence[Summary]) -> None:
 
 CHARTS: Mapping[str, Callable[[Axes, Sequence[Summary]], None]] = {
     "speedup": speedup,
+    "kinds": kinds,
     "tokens_per_round": tokens_per_round,
     "acceptance": acceptance,
     "time": time_spent,
@@ -149,20 +188,29 @@ CHARTS: Mapping[str, Callable[[Axes, Sequence[Summary]], None]] = {
 def _drawable(summaries: Sequence[Summary]) -> list[str]:
     """The charts there are figures for."""
     missing = set()
-    if not any(summary.speedup for summary in summaries):
-        missing.add("speedup")
+    if not _compared(summaries):
+        missing |= {"speedup", "kinds"}
     if not any(summary.spec.tested for summary in summaries):
         missing.add("acceptance")
     return [name for name in CHARTS if name not in missing]
 
 
+def _compared(summaries: Sequence[Summary]) -> list[Summary]:
+    return [summary for summary in summaries if summary.speedup]
+
+
+def _kinds(shown: Sequence[Summary]) -> list[str]:
+    return list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
+
+
 def _height(name: str, summaries: Sequence[Summary]) -> float:
     """Inches."""
-    if name == "speedup":
-        shown = [summary for summary in summaries if summary.speedup]
-        rows = 1 + len({kind for summary in shown for kind in summary.by_kind})
-        return max(3.0, 1.3 + rows * (0.2 + 0.13 * len(shown)))
-    return 4.0 if name == "acceptance" else 1.3 + 0.32 * len(summaries)
+    shown = _compared(summaries)
+    if name == "kinds" and len(shown) <= _MOST_INTERVALS:
+        return max(3.0, 1.3 + len(_kinds(shown)) * (0.2 + 0.13 * len(shown)))
+    if name == "acceptance":
+        return max(4.0, 1.0 + 0.22 * len(summaries))
+    return 1.3 + 0.32 * len(shown if name in ("speedup", "kinds") else summaries)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -186,6 +234,12 @@ def _interval(axes: Axes, ratio: Ratio, row: float, n: int) -> None:
     if low is not None and high is not None:
         axes.plot([low, high], [row, row], "-", color=_color(n), linewidth=1.6)
     axes.plot([ratio.value], [row], _marker(n), color=_color(n), markersize=4.5)
+
+
+def _baseline(axes: Axes) -> None:
+    axes.axvline(1.0, color=_GREY, linewidth=1, linestyle="--")
+    axes.set_xlabel("times the speed of plain decoding")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _arms(axes: Axes, summaries: Sequence[Summary]) -> None:

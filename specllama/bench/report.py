@@ -60,7 +60,12 @@ class Report:
         busy = []
         if self.facts.get("load_average_before", [0.0])[0] > BUSY:
             busy.append("The machine was busy before the start: do not publish these figures.")
-        return [*self.notes, *idle, *busy]
+        told = [
+            f"{s.arm.name} still knows what the target said in earlier runs of a prompt."
+            for s in self.summaries
+            if _REMEMBERS & set(s.arm.params.drafters())
+        ]
+        return [*self.notes, *idle, *told, *busy]
 
     def to_dict(self, *, with_runs: bool = True) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -128,6 +133,11 @@ _LEGEND = (
     "bootstrap interval. Accepted: draft tokens kept of those tested. Text: same as the arm it is "
     "compared with, token for token; free: the rule promises only its distribution."
 )
+
+_MOST_COLUMNS = 4
+
+_REMEMBERS = frozenset({"recycle", "staged"})
+"""Drafters that keep what the target said beyond the emptying of caches."""
 
 _COLUMNS = (
     "arm", "kind", "tok_s", "tok_s_sd", "speedup", "ci_low", "ci_high", "acceptance",
@@ -208,12 +218,17 @@ def _speed(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _by_kind(summaries: Sequence[Summary]) -> list[str]:
-    shown = [summary for summary in summaries if summary.by_kind]
+    """Kinds as rows with intervals; with many arms, arms as rows (the other forms have all)."""
+    shown = [summary for summary in summaries if summary.speedup]
     kinds = list(dict.fromkeys(kind for summary in shown for kind in summary.by_kind))
-    rows = [
-        [kind, *(_ratio(summary.by_kind.get(kind)) for summary in shown)]
-        for kind in (kinds if shown else ())
-    ]
+    if len(shown) > _MOST_COLUMNS:
+        wide = [
+            [summary.arm.name, *(_short(summary.by_kind.get(kind)) for kind in kinds),
+             _short(summary.speedup)]
+            for summary in shown
+        ]  # fmt: skip
+        return _table(["arm", *kinds, "geometric mean"], wide)
+    rows = [[kind, *(_ratio(summary.by_kind.get(kind)) for summary in shown)] for kind in kinds]
     mean = ["**geometric mean**", *(_ratio(summary.speedup) for summary in shown)]
     return _table(["kind", *(s.arm.name for s in shown)], [*rows, mean] if rows else [])
 
@@ -305,6 +320,10 @@ def _percent(share: float | None) -> str:
 
 def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def _short(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.2f}x"
 
 
 def _ratio(ratio: Ratio | None) -> str:

@@ -27,7 +27,7 @@ class Row:
     model: Role = "target"
 
 
-def _fixed(drafter: str, verify: str, gamma: int = 4) -> Mapping[str, Any]:
+def _fixed(drafter: str, verify: str, gamma: int = 4) -> dict[str, Any]:
     """A rule and a drafter at a fixed length, as the papers have it."""
     return {"drafter": drafter, "verify": verify, "draft_max": gamma, "adaptive": False}
 
@@ -41,6 +41,7 @@ SUITES: Mapping[str, tuple[Row, ...]] = MappingProxyType(
             Row("block", _fixed("model", "block")),
             Row("coupled", _fixed("model", "coupled")),
             Row("prompt look-up", _fixed("suffix", "coupled", 10)),
+            Row("input copied", _fixed("text", "coupled", 16) | {"copy_input": True}),
             Row("n-gram", _fixed("ngram", "coupled")),
             Row("n-gram, then draft", _fixed("ngram+model", "coupled")),
             Row("token recycling", _fixed("recycle", "coupled")),

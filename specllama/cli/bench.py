@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -127,6 +127,8 @@ def bench(
     outputs = Outputs("json" if out.mode == "json" else output, folder, plot, wandb)
     chosen = files.of_kinds(files.read(prompts) if prompts else files.builtin(), _list(kinds))
     run = model_flags.resolve(flags)
+    # a stored answer would help the next run of the same prompt
+    run = replace(run, options=replace(run.options, store=False))
     sweep = Sweep(
         run.params,
         temps=_numbers("--temp", temps, float),

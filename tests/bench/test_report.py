@@ -16,6 +16,7 @@ from specllama.bench import plots
 from specllama.bench.report import Report
 from specllama.bench.runner import Arm, Run
 from specllama.errors import UsageError
+from specllama.options import GenerationParams
 from tests.bench.fakes import DRAFTING, PLAIN, make_run, spec
 
 KINDS = ("chat", "code")
@@ -89,6 +90,13 @@ def test_markdown_tables_are_whole() -> None:
     assert "request_output_throughput_token_per_s" in text
 
 
+def test_many_arms_are_rows() -> None:
+    arms = [PLAIN, *(replace(DRAFTING, name=f"arm {n}") for n in range(5))]
+    runs = [run for n, arm in enumerate(arms) for run in runs_of(arm, [1 / (1 + n)] * 4)]
+    text = Report(FACTS, arms, runs).markdown()
+    assert re.search(r"^\| arm 1 +\| +3\.00x \| +3\.00x \| +3\.00x \|$", text, re.M)
+
+
 def test_speeds_by_hand() -> None:
     plain, fast = report().summaries
     assert plain.tok_s == pytest.approx(2.0) and plain.tok_s_sd == pytest.approx(0.0)
@@ -147,6 +155,12 @@ def test_remarks() -> None:
     assert report().remarks == []
 
 
+def test_drafters_that_remember_are_told() -> None:
+    arm = replace(FAST, params=GenerationParams(drafter="suffix+recycle"))
+    (remark,) = Report(FACTS, [arm], runs_of(arm, [1.0])).remarks
+    assert remark.startswith("fast | furious still knows what the target said")
+
+
 def test_a_run_without_tokens_breaks_nothing() -> None:
     runs = [make_run(PLAIN, "e", blocks=[], rate=None), make_run(FAST, "e", blocks=[], rate=None)]
     empty = Report(FACTS, [PLAIN, FAST], runs)
@@ -188,6 +202,14 @@ def test_every_chart_is_a_picture(tmp_path: Path) -> None:
 def test_the_overview_is_one_picture(tmp_path: Path, name: str, start: bytes) -> None:
     plots.overview(report().summaries, tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_many_arms_can_be_drawn(tmp_path: Path) -> None:
+    arms = [PLAIN, *(replace(DRAFTING, name=f"arm {n}") for n in range(16))]
+    runs = [run for arm in arms for run in runs_of(arm, [1.0, 0.9])]
+    del runs[-1]  # not every arm has every kind
+    assert len(plots.save_all(Report(FACTS, arms, runs).summaries, tmp_path)) == 10
 
 
 @pytest.mark.usefixtures("matplotlib")

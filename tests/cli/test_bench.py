@@ -7,12 +7,13 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specllama.cli import bench_work
+from specllama.cli import bench_work, model_flags
 from tests.bench.fakes import BenchDecoder
 from tests.cli.fakes import Reply, Result, run_with, say
 
@@ -166,6 +167,24 @@ def test_a_missing_package_is_told_before_measuring(
     assert decoder.chats == []
 
 
+def test_the_store_of_answers_is_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run of a prompt would draft from the answer of the first."""
+    resolve, opened = model_flags.resolve, []
+
+    def with_store(flags: Any) -> Any:
+        run = resolve(flags)
+        return replace(run, options=replace(run.options, store=True))
+
+    def surroundings(run: Any, _decoder: object) -> dict[str, Any]:
+        opened.append(run.options.store)
+        return {}
+
+    monkeypatch.setattr(model_flags, "resolve", with_store)
+    monkeypatch.setattr(bench_work, "surroundings", surroundings)
+    assert bench("-r", "1").code == 0
+    assert opened == [False]
+
+
 # Texts
 
 
@@ -176,7 +195,8 @@ def test_a_difference_is_told_and_strict_fails(
     decoder.drafting = Reply(tokens=("Hello", ","), drafted=frozenset({1}))
     result = bench("-r", "1", *flags)
     assert result.code == 0
-    assert "5 texts differ where they must not, first drafting on p0 at token 3" in result.err
+    assert "5 texts differ where they must not, first " in result.err
+    assert " on p0 at token 3" in result.err
     assert bench("-r", "1", "--strict", *flags).code == 1
 
 
