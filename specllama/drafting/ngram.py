@@ -9,6 +9,7 @@ latest continuations are observations, and the law below is their prior (MacKay 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Protocol
 
 from specllama.drafting.growth import Growth, Ways
@@ -115,20 +116,20 @@ class _Recent:
         self.n_read = len(ids)
 
     def update(self, tail: Tail, law: Law) -> Law:
-        """A law, given what followed the tail in this sequence; likeliest first."""
+        """A law, given what followed the tail in this sequence; likeliest first.
+
+        For each length, the mean of a Dirichlet law whose prior is the law of the length below.
+        """
+        probs: dict[int, float] | None = None
         for length in _LENGTHS:
-            followers = self._followers.get(tail[-length:])
-            if followers is not None and length <= len(tail):
-                law = _posterior(law, followers)
-        return law
-
-
-def _posterior(prior: Law, observed: Tail) -> Law:
-    """The mean of a Dirichlet law with that prior; ties go to the latest observation."""
-    whole = _PRIOR + len(observed)
-    probs = dict.fromkeys(observed, 0.0)
-    for token, prob in prior:
-        probs[token] = _PRIOR * prob / whole
-    for token in observed:
-        probs[token] += 1 / whole
-    return sorted(probs.items(), key=lambda way: -way[1])
+            observed = self._followers.get(tail[-length:])
+            if observed is None:
+                continue
+            share = 1 / (_PRIOR + len(observed))
+            prior = law if probs is None else probs.items()
+            probs = {token: _PRIOR * share * prob for token, prob in prior}
+            for token in observed:
+                probs[token] = probs.get(token, 0.0) + share
+        if probs is None:
+            return law
+        return sorted(probs.items(), key=itemgetter(1), reverse=True)
