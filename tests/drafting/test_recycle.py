@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.drafting.protocol import Seen
@@ -63,6 +63,7 @@ def test_a_chain_ends_where_nothing_is_known() -> None:
     assert propose(taught({1: [2]}), 1).tokens == (2,)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([3, 8, 9, 700, 3000]), st.booleans())
 def test_the_lists_are_the_largest_logits(seed: int, n_vocab: int, ties: bool) -> None:
     random = np.random.default_rng(seed)
@@ -130,6 +131,7 @@ def test_no_tree_within_the_limits_is_worth_more(nodes: int, depth: int, branche
     assert worth(tree) == pytest.approx(max(worth(other) for other in trees))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 6), st.integers(0, 20))
 def test_a_template_is_in_depth_first_order_likeliest_first(
     nodes: int, depth: int, branches: int
@@ -156,6 +158,7 @@ def test_what_lies_below_an_unknown_token_is_left_out() -> None:
     assert proposal.parents == (ROOT, ROOT)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9))
 def test_every_proposal_is_a_tree_within_its_limits(
     seed: int, limit: int, nodes: int, branches: int

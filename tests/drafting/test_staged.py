@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.drafting.follower import Follower
@@ -249,6 +249,7 @@ def test_the_harness_catches_a_drafter_that_takes_guesses_undrawn() -> None:
 # --- the same chain as the draft model alone, token for token
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     chance=st.sampled_from([SharedNoise, RandomStream, GreedyDrafts]),

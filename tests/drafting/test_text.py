@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.drafting.text import FARTHEST, FIRST, GROWTH, LONGEST, SOLID, TRUST, TextDrafter
@@ -62,11 +62,13 @@ def places(text: list[int], latest: list[int], anchor: int) -> list[tuple[int, i
     ]
 
 
+@settings(deadline=None)
 @given(IDS, IDS, st.integers(1, 20))
 def test_drafts_what_a_search_finds(text: list[int], reply: list[int], limit: int) -> None:
     assert draft(text, reply, limit) == searched(text, reply, limit)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 60))
 def test_drafts_what_a_search_finds_in_edited_texts(seed: int, edits: int, size: int) -> None:
     text = words(size * 3, seed, kinds=40)
@@ -75,6 +77,7 @@ def test_drafts_what_a_search_finds_in_edited_texts(seed: int, edits: int, size:
     assert draft(text, reply[:cut]) == searched(text, reply[:cut], 16)
 
 
+@settings(deadline=None)
 @given(IDS, st.lists(st.tuples(st.integers(0, 30), IDS), min_size=1, max_size=6))
 def test_drafts_the_same_after_any_growth_and_rewinds(
     text: list[int], turns: list[tuple[int, list[int]]]
