@@ -53,7 +53,7 @@ def _pruned(target: Path, folder: Path) -> Path:
     params.nthread = 1
     layers = [*range(10, 22), -1]
     pruned = (ctypes.c_int32 * len(layers))(*layers)
-    params.prune_layers = ctypes.cast(pruned, ctypes.c_void_p)
+    params.prune_layers = ctypes.cast(pruned, ctypes.POINTER(ctypes.c_int32))
     out = folder / "pruned.gguf"
     status = lib.llama_model_quantize(str(target).encode(), str(out).encode(), ctypes.byref(params))
     if status != 0:

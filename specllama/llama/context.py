@@ -100,9 +100,13 @@ class Context:
         if handle:
             return handle
         errors = " ".join(library.recent_errors())
-        if "V cache" in errors and "flash_attn" in errors:
+        if "quantized V cache" in errors:
             raise UsageError(
                 "A quantised V cache needs flash attention.", "Use -fa on, or -ctv f16."
+            )
+        if "cache type" in errors:
+            raise UsageError(
+                f"This model cannot have such a cache ({errors}).", "Use -ctk f16 -ctv f16."
             )
         raise OutOfMemory(
             f"Not enough memory for a context of {params.n_ctx} tokens ({errors or 'no reason'}).",

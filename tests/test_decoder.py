@@ -1,0 +1,278 @@
+"""SpeculativeDecoder over the real pair: streams, stops, interruptions, what results say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specllama import (
+    ContextFull,
+    GenerationParams,
+    Message,
+    ModelOptions,
+    SamplingParams,
+    SpecllamaError,
+    SpeculativeDecoder,
+    UsageError,
+)
+from specllama.llama.context import Context
+
+pytestmark = pytest.mark.model
+
+STORY = "Once upon a time, there was a little robot who"
+COUNT = "one, two, three, four, one, two, three, four, one, two, three,"
+
+
+@pytest.fixture(scope="module")
+def decoder(target_file: Path, draft_file: Path) -> Iterator[SpeculativeDecoder]:
+    options = ModelOptions(exact=True, threads=1, n_ctx=256)
+    with SpeculativeDecoder(target_file, draft_file, options=options) as decoder:
+        yield decoder
+
+
+def params(max_tokens: int | None = 12, **settings: Any) -> GenerationParams:
+    temperature = settings.pop("temperature", 0.0)
+    defaults: dict[str, Any] = {"seed": 7, "adaptive": False, "draft_max": 4}
+    sampling = SamplingParams(temperature=temperature)
+    return GenerationParams(max_tokens=max_tokens, sampling=sampling, **{**defaults, **settings})
+
+
+def detokenised(decoder: SpeculativeDecoder, tokens: list[int]) -> str:
+    pieces = map(decoder._target.model.vocabulary.piece, tokens)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+class TestStreams:
+    @pytest.mark.parametrize("temperature", [0.0, 1.2])
+    @pytest.mark.parametrize("prompt", [STORY, "🦙 🦙 🦙 🦙 🦙 🦙 🦙", COUNT])
+    def test_events_are_the_result(
+        self, decoder: SpeculativeDecoder, prompt: str, temperature: float
+    ) -> None:
+        stream = decoder.stream(prompt, params(temperature=temperature))
+        events = list(stream)
+        result = stream.result
+        assert "".join(event.text for event in events) == result.text
+        assert [event.id for event in events] == result.tokens
+        assert [event.logprob for event in events] == result.logprobs
+        assert result.usage.completion_tokens == len(events)
+        assert detokenised(decoder, result.tokens) == result.text
+        assert sum(event.from_draft for event in events) <= result.spec.accepted
+        assert all(event.from_draft == bool(event.source) for event in events)
+
+    def test_no_half_characters(self, decoder: SpeculativeDecoder) -> None:
+        stream = decoder.stream("🦙 🦙 🦙 🦙 🦙 🦙 🦙", params())
+        texts = [event.text for event in stream]
+        assert any(len(text.encode()) == 4 for text in texts), "no character of four bytes"
+        assert not any("\ufffd" in text for text in texts[:-1])
+
+    def test_statistics(self, decoder: SpeculativeDecoder) -> None:
+        result = decoder.generate(COUNT, params(drafter="suffix"))
+        spec = result.spec
+        assert spec.by_source.keys() == {"suffix"}
+        assert 0 < spec.accepted <= spec.tested <= spec.drafted
+        assert spec.rounds < len(result.tokens)
+        assert result.verify == "coupled"
+        assert result.guarantee.startswith("Exact")
+
+    def test_timings(self, decoder: SpeculativeDecoder) -> None:
+        timings = decoder.generate(STORY, params(8)).timings
+        assert 0 < timings.ttft_s <= timings.wall_s
+        assert timings.decode_tok_s is not None
+        assert timings.decode_tok_s > 0
+        assert 0 <= timings.overhead_share < 1
+
+    def test_max_tokens(self, decoder: SpeculativeDecoder) -> None:
+        for limit in (0, 1, 5):
+            result = decoder.generate(COUNT, params(limit))
+            assert (len(result.tokens), result.finish_reason) == (limit, "length")
+
+    def test_results_have_to_be_waited_for(self, decoder: SpeculativeDecoder) -> None:
+        stream = decoder.stream(STORY, params())
+        with pytest.raises(SpecllamaError, match="still running"):
+            _ = stream.result
+        stream.close()
+
+    def test_the_cache_is_kept(self, decoder: SpeculativeDecoder) -> None:
+        first = decoder.generate(STORY, params(8))
+        ids = [*decoder._encode(STORY), *first.tokens]
+        assert decoder.generate(ids, params(4)).usage.cached_tokens == len(ids) - 1
+
+    def test_chat(self, decoder: SpeculativeDecoder) -> None:
+        messages = [Message("user", "Say hello.")]
+        reply = decoder.chat(messages, params(12))
+        plain = decoder.chat(messages, params(12, drafter="none"))
+        assert reply.text == plain.text
+        assert "<|im_end|>" not in reply.text
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_are_the_targets(self, decoder: SpeculativeDecoder, temperature: float) -> None:
+        """Computed again from the plain softmax of a context of its own."""
+        result = decoder.generate(STORY, params(temperature=temperature))
+        start = decoder._encode(STORY)
+        ids = [*start, *result.tokens]
+        model = decoder._target.model
+        context = Context(model, n_ctx=256, threads=1, flash_attn="on", cache_type_k="bf16",
+                          cache_type_v="bf16")  # fmt: skip
+        rows = context.decode(
+            ids, range(len(ids)), [(0,)] * len(ids), [n >= len(start) - 1 for n in range(len(ids))]
+        ).astype(np.float64)
+        context.close()
+        rows -= rows.max(axis=1, keepdims=True)
+        logs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        direct = [logs[n, token] for n, token in enumerate(result.tokens)]
+        assert result.logprobs == pytest.approx(direct, abs=5e-3)
+
+
+class TestStops:
+    @pytest.mark.parametrize("drafter", ["none", "suffix", "model", "auto"])
+    def test_stop_strings(self, decoder: SpeculativeDecoder, drafter: str) -> None:
+        """At every place of the text, also inside a token and over several."""
+        whole = decoder.generate(COUNT, params(drafter="none")).text
+        for start in (1, 8):
+            stop = whole[start : start + 6]
+            stream = decoder.stream(COUNT, params(drafter=drafter, stop=(stop,)))
+            texts = [event.text for event in stream]
+            result = stream.result
+            assert result.text == whole[: whole.index(stop)] == "".join(texts)
+            assert result.finish_reason == "stop"
+            assert detokenised(decoder, result.tokens).startswith(result.text)
+            assert len(detokenised(decoder, result.tokens[:-1])) <= len(result.text)
+
+    def test_the_next_turn_is_whole(self, decoder: SpeculativeDecoder) -> None:
+        """Tokens that a stop string took back are in no cache."""
+        whole = decoder.generate(COUNT, params(drafter="none"))
+        decoder.generate(COUNT, params(stop=(whole.text[6:14],)))
+        assert decoder.generate(COUNT, params()).tokens == whole.tokens
+
+    def test_end_of_generation(self, decoder: SpeculativeDecoder) -> None:
+        """A biased end token ends the text, and is not part of it."""
+        sampling = SamplingParams(temperature=0.0, logit_bias={2: 100.0})
+        result = decoder.generate(STORY, GenerationParams(max_tokens=9, sampling=sampling))
+        assert (result.tokens, result.text, result.finish_reason) == ([], "", "stop")
+
+
+class TestInterruptions:
+    @pytest.fixture(scope="class")
+    def plain(self, decoder: SpeculativeDecoder) -> list[int]:
+        return decoder.generate(STORY, params(drafter="none")).tokens
+
+    @pytest.mark.parametrize("taken", [0, 1, 6])
+    def test_close(self, decoder: SpeculativeDecoder, plain: list[int], taken: int) -> None:
+        stream = decoder.stream(STORY, params())
+        events = [next(stream) for _ in range(taken)]
+        stream.close()
+        stream.close()
+        result = stream.result
+        assert result.finish_reason == "cancelled"
+        assert result.tokens[:taken] == [event.id for event in events]
+        assert result.tokens == plain[: len(result.tokens)]
+        assert detokenised(decoder, result.tokens) == result.text
+        assert list(stream) == []
+        assert decoder.generate(STORY, params()).tokens == plain
+
+    def test_cancel(self, decoder: SpeculativeDecoder, plain: list[int]) -> None:
+        stream = decoder.stream(STORY, params())
+        next(stream)
+        stream.cancel()
+        rest = list(stream)
+        assert len(rest) <= 5
+        assert stream.result.finish_reason == "cancelled"
+        assert decoder.generate(STORY, params()).tokens == plain
+
+    def test_an_abandoned_stream(self, decoder: SpeculativeDecoder, plain: list[int]) -> None:
+        """`break` out of a loop and go on."""
+        stream = decoder.stream(STORY, params())
+        next(stream)
+        assert decoder.generate(STORY, params()).tokens == plain
+        assert stream.result.finish_reason == "cancelled"
+
+    @pytest.mark.parametrize("call", [0, 1, 4])
+    @pytest.mark.parametrize("after", [False, True])
+    @pytest.mark.parametrize("who", ["_target", "_draft"])
+    def test_ctrl_c(
+        self,
+        decoder: SpeculativeDecoder,
+        plain: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+        call: int,
+        after: bool,
+        who: str,
+    ) -> None:
+        """In any decode of target or draft, before or after it changed the cache."""
+        context = getattr(decoder, who).context
+        decode, calls = context.decode, 0
+
+        def interrupted(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call + 1 and not after:
+                raise KeyboardInterrupt
+            rows = decode(*args)
+            if calls == call + 1:
+                raise KeyboardInterrupt
+            return rows
+
+        monkeypatch.setattr(context, "decode", interrupted)
+        stream = None
+        with pytest.raises(KeyboardInterrupt):
+            stream = decoder.stream([*decoder._encode("Another one."), 28], params(drafter="model"))
+            list(stream)
+        monkeypatch.undo()
+        if stream is not None:
+            stream.close()
+            assert stream.result.finish_reason == "cancelled"
+            assert detokenised(decoder, stream.result.tokens) == stream.result.text
+        assert decoder.generate(STORY, params(drafter="model")).tokens == plain
+
+
+class TestRefusals:
+    def test_prompts(self, decoder: SpeculativeDecoder) -> None:
+        with pytest.raises(UsageError, match="empty"):
+            decoder.generate("")
+        with pytest.raises(UsageError, match="49152 is not in the vocabulary"):
+            decoder.generate([49152])
+        with pytest.raises(ContextFull, match="context takes 256"):
+            decoder.generate([5] * 257)
+        with pytest.raises(UsageError, match="empty"):
+            decoder.chat([])
+
+    def test_context_edge(self, decoder: SpeculativeDecoder) -> None:
+        """Generation ends where the context does, with drafts and without."""
+        ids = (decoder._encode(COUNT) * 40)[:251]
+        plain = decoder.generate(ids, params(max_tokens=None, drafter="none"))
+        assert plain.finish_reason in ("context", "stop")
+        for drafter in ("suffix", "model"):
+            drafted = decoder.generate(ids, params(max_tokens=None, drafter=drafter))
+            assert (drafted.tokens, drafted.finish_reason) == (plain.tokens, plain.finish_reason)
+        assert len(plain.tokens) == 6 or plain.finish_reason == "stop"
+
+
+def test_without_a_draft_then_with_one(target_file: Path, draft_file: Path) -> None:
+    options = ModelOptions(exact=True, threads=1, n_ctx=256)
+    with SpeculativeDecoder(target_file, options=options) as decoder:
+        assert decoder.draft_name is None
+        plain = decoder.generate(STORY, params(12)).tokens
+        decoder.set_draft(draft_file)
+        drafted = decoder.generate(STORY, params(12, drafter="model"))
+        assert drafted.tokens == plain
+        assert drafted.spec.drafted > 0
+        decoder.set_draft(None)
+        assert decoder.generate(STORY, params(12)).tokens == plain
+
+
+def test_a_draft_that_cannot_serve(target_file: Path, tmp_path: Path) -> None:
+    from tests.llama.tiny import write_mamba
+
+    wrong = write_mamba(tmp_path / "wrong.gguf")
+    options = ModelOptions(threads=1, n_ctx=256)
+    with pytest.raises(SpecllamaError, match="Draft cannot serve this target"):
+        SpeculativeDecoder(target_file, wrong, options=options)
+    with SpeculativeDecoder(target_file, wrong, options=options, strict_draft=False) as decoder:
+        assert any("No draft model" in warning for warning in decoder.warnings)
+        assert decoder.generate(STORY, params(3)).tokens
