@@ -126,17 +126,16 @@ def verdict_of(
     way: Way, proposal: Growing | Proposal, target: Model, chance: Trace
 ) -> tuple[Tokens, Verdict]:
     """What a round emits; the accepted path has to be one of the tree."""
-    asked: list[int] = []
 
     def rows(node: int) -> Distribution:
-        asked.append(node)
         return target(tuple(proposal.path(node)))
 
     verdict = way.verify(proposal, rows, chance, 0)  # type: ignore[arg-type]
     assert [proposal.parents[node] for node in verdict.path] == [ROOT, *verdict.path][:-1]
-    last = verdict.path[-1] if verdict.path else ROOT
-    assert verdict.tested == len(verdict.path) + bool(proposal.children(last))
-    assert len(asked) == len(set(asked))
+    last = proposal.path(verdict.path[-1] if verdict.path else ROOT)
+    ends = [n for n in range(ROOT, len(proposal.tokens)) if proposal.path(n) == last]
+    refused = any(proposal.children(node) for node in ends)
+    assert verdict.tested == len(verdict.path) + refused
     return (*(proposal.tokens[node] for node in verdict.path), verdict.token), verdict
 
 
