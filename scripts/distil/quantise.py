@@ -1,17 +1,24 @@
-"""Quantise a draft with llama.cpp: one type for the tied embedding, one for the body."""
+"""Quantise a draft: llama.cpp for the body, the grid that was trained for a Q4_K head.
+
+The head was rounded in training (train.fake_quantise).  llama.cpp's own search would choose other
+scales for the same table and move it off that grid, so a Q4_K head is packed here instead.
+"""
 
 from pathlib import Path
 
+import gguf
 import llama_cpp
+import numpy as np
 
 FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q5_K": 17, "Q4_K": 15, "Q4_0": 2, "F16": 1}
 """llama_ftype of a body type (llama.h)."""
 TENSOR_TYPES = {"Q8_0": 8, "Q6_K": 14, "Q5_K": 13, "Q4_K": 12, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 20}
 """ggml_type of a head type (ggml.h)."""
+TABLE = "token_embd.weight"
 
 
 def quantise(source: Path, out: Path, head: str, body: str) -> None:
-    """The head decides the size, the body the quality: 4 and 8 bits are a good pair."""
+    """The head decides the size, the body the quality: 4 bits and 6 or 8 are a good pair."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread = 1
     params.ftype = FILE_TYPES[body]
@@ -19,3 +26,46 @@ def quantise(source: Path, out: Path, head: str, body: str) -> None:
     llama_cpp.llama_backend_init()
     if llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), params):
         raise RuntimeError(f"llama.cpp could not quantise {source}")
+    if head == "Q4_K":
+        table = _tensor(gguf.GGUFReader(source)).data
+        _tensor(gguf.GGUFReader(out, "r+")).data[:] = pack_q4_k(table.astype(np.float32))
+
+
+def _tensor(reader: gguf.GGUFReader) -> gguf.ReaderTensor:
+    return next(t for t in reader.tensors if t.name == TABLE)
+
+
+def pack_q4_k(table: np.ndarray) -> np.ndarray:
+    """Bytes of ggml's block_q4_K, with the scales and minima of train.fake_quantise."""
+    blocks = table.reshape(-1, 8, 32)
+    low = np.minimum(blocks.min(-1), 0)
+    scale, unit = _six_bits((blocks.max(-1) - low) / 15)
+    minimum, unit_minimum = _six_bits(-low)
+    step = np.maximum(scale * unit, 1e-12)[..., None]
+    offset = (minimum * unit_minimum)[..., None]
+    q = np.clip(np.rint((blocks + offset) / step), 0, 15).astype(np.uint8)
+    pairs = q.reshape(-1, 4, 2, 32)
+    packed = np.concatenate(
+        (
+            unit.astype(np.float16).view(np.uint8),
+            unit_minimum.astype(np.float16).view(np.uint8),
+            _pack_scales(scale.astype(np.uint8), minimum.astype(np.uint8)),
+            (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128),
+        ),
+        axis=1,
+    )
+    return packed.reshape(len(table), -1)
+
+
+def _six_bits(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole multiples (0 to 63) of a unit a super-block, and the unit, [blocks, 1]."""
+    unit = values.max(-1, keepdims=True) / 63
+    return np.rint(values / np.maximum(unit, 1e-20)), unit
+
+
+def _pack_scales(scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
+    """Eight 6-bit scales and eight 6-bit minima in 12 bytes (ggml's get_scale_min_k4)."""
+    first = scale[:, :4] | (scale[:, 4:] >> 4) << 6
+    second = minimum[:, :4] | (minimum[:, 4:] >> 4) << 6
+    third = scale[:, 4:] & 15 | (minimum[:, 4:] & 15) << 4
+    return np.concatenate((first, second, third), axis=1)
