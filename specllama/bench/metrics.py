@@ -16,6 +16,7 @@ import numpy as np
 
 from specllama.bench.runner import Arm, Run
 from specllama.results import SpecStats
+from specllama.verification import LOSSY_RULES
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 N_RESAMPLES = 4000
@@ -25,9 +26,6 @@ MIN_PROMPTS = 4
 
 FUNCTIONS_OF_THE_SEED = frozenset({"coupled", "match"})
 """Rules under which drafts cannot change the text of a seed (verification.Rule.guarantee)."""
-
-LOSSY = frozenset({"typical", "rejection-lenient"})
-"""Rules that change the text even at temperature 0."""
 
 
 class Block(NamedTuple):
@@ -182,7 +180,7 @@ def must_agree(run: Run, base: Run) -> bool:
         return False
     rule = run.generation.verify
     if run.arm.params.sampling.temperature == 0.0:
-        return rule not in LOSSY
+        return rule not in LOSSY_RULES
     return rule in FUNCTIONS_OF_THE_SEED and rule == base.generation.verify
 
 

@@ -47,7 +47,7 @@ def overview(summaries: Sequence[Summary], file: Path) -> None:
     """
     drawn = _drawable(summaries)
     heights = [_height(name, summaries) for name in drawn]
-    figure = _figure(10.0, sum(heights))
+    figure = _figure(11.0, sum(heights))
     rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
     for name, (axes,) in zip(drawn, rows, strict=True):
         CHARTS[name](axes, summaries)
@@ -120,7 +120,7 @@ def _heat(axes: Axes, shown: Sequence[Summary], columns: Sequence[str]) -> None:
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9)
     _arms(axes, shown)
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), columns)
+    axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
     axes.spines[:].set_visible(False)
 
 

@@ -285,12 +285,14 @@ def _by_depth(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _by_source(summaries: Sequence[Summary]) -> list[str]:
-    rows = [
-        [summary.arm.name, name, str(stats.drafted), str(stats.tested), str(stats.accepted),
-         _percent(stats.acceptance)]
-        for summary in summaries
-        for name, stats in summary.spec.by_source.items()
-    ]  # fmt: skip
+    """What each drafter did, also what one did for the draft model in stages."""
+    rows = []
+    for summary in summaries:
+        inner = summary.spec.inner.by_source if summary.spec.inner else {}
+        named = {**summary.spec.by_source, **{f"draft's {name}": s for name, s in inner.items()}}
+        for name, stats in named.items():
+            counts = [str(stats.drafted), str(stats.tested), str(stats.accepted)]
+            rows.append([summary.arm.name, name, *counts, _percent(stats.acceptance)])
     return _table(["arm", "drafter", "drafted", "tested", "accepted", "share"], rows, left=2)
 
 

@@ -149,18 +149,20 @@ def _middle_and_tail(values: Sequence[float | None]) -> dict[str, float]:
 
 def verdicts(summaries: Sequence[Summary]) -> list[str]:
     """One line for every arm that others are compared with: what to use, or that nothing pays."""
-    bases = dict.fromkeys(s.arm.against for s in summaries if s.arm.against)
-    rivals = {
-        base: [s for s in summaries if s.arm.against == base and s.arm.drafts and s.speedup]
-        for base in bases
-    }
-    return [_verdict(base, rivals[base]) for base in bases if rivals[base]]
+    rivals: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        if summary.arm.drafts and summary.speedup:
+            rivals.setdefault(summary.arm.against, []).append(summary)
+    return [_verdict(base, compared) for base, compared in rivals.items()]
 
 
 def _verdict(base: str, rivals: Sequence[Summary]) -> str:
+    temp = rivals[0].arm.params.sampling.temperature
+    rivals = [summary for summary in rivals if not summary.drafted_nothing]
+    if not rivals:
+        return f"drafting does not pay here: no arm drafted anything (temperature {temp:g})"
     best = max(rivals, key=_gain)
-    ratio = best.speedup or Ratio(1.0, None, None)
-    name, temp = best.arm.name, best.arm.params.sampling.temperature
+    ratio, name = best.speedup or Ratio(1.0, None, None), best.arm.name
     figure = f"{ratio.value:.2f}x{interval(ratio)}, against {base} at temperature {temp:g}"
     if ratio.low is None or ratio.high is None:
         return f"too few prompts to tell: {name} is the fastest with {figure}"

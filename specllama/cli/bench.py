@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from specllama.cli import bench_work, model_flags
+from specllama.cli.generate_stats import count
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
 from specllama.errors import UsageError
@@ -173,10 +174,11 @@ def _give_out(report: Report, outputs: Outputs) -> None:
         out.warn(note)
     if not report.runs:
         return
-    for difference in report.differences[:1]:
+    for first in report.differences[:1]:
         out.warn(
-            f"{len(report.differences)} texts differ where they must not, first {difference.arm} "
-            f"on {difference.prompt} at token {difference.position + 1} (--exact may help)."
+            f"{count(len(report.differences), 'text differs', 'texts differ')} where that must not "
+            f"be, first {first.arm} on {first.prompt} at token {first.position + 1} "
+            "(--exact may help)."
         )
     if outputs.folder is not None:
         _say_files(report.save(outputs.folder))

@@ -72,6 +72,26 @@ def test_the_best_of_several_is_named_and_the_draft_alone_is_no_rival() -> None:
     assert line.startswith("best: fast | furious (--draft-max 4): 1.43x")
 
 
+def test_an_arm_that_drafted_nothing_cannot_win() -> None:
+    idle = replace(DRAFTING, name="idle")
+    nothing = [replace(run, generation=replace(run.generation, spec=spec(3, 0, 0)))
+               for run in runs_of(idle, [0.1] * 4)]  # fmt: skip
+    plain = runs_of(PLAIN, [1.0] * 4)
+    runs = [*plain, *nothing, *runs_of(FAST, [0.9] * 4)]
+    (line,) = Report(FACTS, [PLAIN, idle, FAST], runs).verdicts
+    assert line.startswith("best: fast | furious")
+    (line,) = Report(FACTS, [PLAIN, idle], [*plain, *nothing]).verdicts
+    assert line.startswith("drafting does not pay here: no arm drafted anything")
+
+
+def test_stages_are_both_told() -> None:
+    staged = replace(spec(2, 1, 2), inner=spec(9, 4, 8, source="recycle"))
+    (run,) = runs_of(FAST, [1.0])
+    run = replace(run, generation=replace(run.generation, spec=staged))
+    text = Report(FACTS, [FAST], [run]).markdown()
+    assert re.search(r"\| draft's recycle \| +8 \| +8 \| +4 \| +50% \|", text)
+
+
 def test_there_is_no_verdict_without_a_comparison() -> None:
     assert Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])).verdicts == []
     assert Report(FACTS, [PLAIN, FAST], []).verdicts == []

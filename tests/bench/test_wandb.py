@@ -46,7 +46,7 @@ def test_a_report_becomes_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return runs[-1]
 
     stand_in = SimpleNamespace(init=init, Table=lambda columns, data: (columns, data))
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
     wandb.log(report())
     (run,) = runs
     assert run.finished
@@ -61,7 +61,7 @@ def test_a_report_becomes_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match="not installed") as error:
         wandb.require()
     assert error.value.hint == "Run: pip install wandb"
