@@ -1,4 +1,4 @@
-"""Rejection sampling with lenience (Leviathan et al. 2023, appendix A.5). It is lossy."""
+"""Rejection sampling with lenience (Leviathan et al. 2023, appendix). It is lossy."""
 
 from specllama.sampling.distribution import residual
 from specllama.verification.chains import draft_law, ratio, require_chain

@@ -1,8 +1,8 @@
 """Recursive rejection sampling over the children of a node.
 
-With replacement: multi-step speculative sampling of SpecInfer (Miao et al. 2023, arXiv 2305.09781,
-algorithm 2). Without: EAGLE (Li et al. 2024, arXiv 2401.15077) and Sequoia (Chen et al. 2024, arXiv
-2402.12374, algorithm 2), where a refused token leaves the draft's law as well.
+With replacement: multi-step speculative sampling of SpecInfer (Miao et al. 2023, arXiv 2305.09781).
+Without: EAGLE (Li et al. 2024, arXiv 2401.15077) and Sequoia (Chen et al. 2024, arXiv
+2402.12374), where a refused token leaves the draft's law as well.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""SpecTr's k-sequential selection (Sun et al. 2023, arXiv 2310.15141, algorithm 3).
+"""SpecTr's k-sequential selection (Sun et al. 2023, arXiv 2310.15141).
 
 k independent drafts are tested in turn with the same coin, p_target / (rho p_draft); the division
 by rho is what keeps k tries from accepting a token more often than the target would emit it. The

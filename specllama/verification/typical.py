@@ -1,4 +1,4 @@
-"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1). It is lossy.
+"""Typical acceptance (Cai et al. 2024, "Medusa", arXiv 2401.10774). It is lossy.
 
 A draft is kept where the target finds it probable enough, not as often as the target would emit
 it, so that texts become more probable and less varied than the target's own.
