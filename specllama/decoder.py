@@ -184,7 +184,9 @@ class SpeculativeDecoder:
         """
         if not messages:
             raise UsageError("The conversation is empty.", "Give at least one message.")
-        asked = self._encode(messages[-1].content)
+        asked = self._target.model.vocabulary.tokenize(
+            messages[-1].content, special=False, add_bos=False
+        )
         return self._stream(self._chat_ids(messages), asked, params, on_prompt, at_start=True)
 
     def _stream(
@@ -212,7 +214,11 @@ class SpeculativeDecoder:
             on_prompt=on_prompt,
             on_answer=self._drafters.remember,
         )
-        predicted = [*self._encode(params.predict), *(asked if params.copy_input else ())]
+        vocabulary = self._target.model.vocabulary
+        predicted = [
+            *vocabulary.tokenize(params.predict, special=False, add_bos=False),
+            *(asked if params.copy_input else ()),
+        ]
         self._drafters.predict(self._open.key, predicted)
         return self._open
 
