@@ -157,11 +157,13 @@ class TestStops:
         assert (result.tokens, result.text, result.finish_reason) == ([], "", "stop")
 
 
-class TestInterruptions:
-    @pytest.fixture(scope="class")
-    def plain(self, decoder: SpeculativeDecoder) -> list[int]:
-        return decoder.generate(STORY, params(drafter="none")).tokens
+@pytest.fixture(scope="module")
+def plain(decoder: SpeculativeDecoder) -> list[int]:
+    """The story without drafts."""
+    return decoder.generate(STORY, params(drafter="none")).tokens
 
+
+class TestInterruptions:
     @pytest.mark.parametrize("taken", [0, 1, 6])
     def test_close(self, decoder: SpeculativeDecoder, plain: list[int], taken: int) -> None:
         stream = decoder.stream(STORY, params())

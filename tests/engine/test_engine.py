@@ -198,11 +198,19 @@ class TestTrees:
         check(engine, [live])
 
     @pytest.mark.parametrize("name", sorted(set(RULES) - set(TREES)))
-    def test_chain_rules_refuse_trees(self, name: str) -> None:
-        engine = engine_with(WORDS, tree(GREEDY, place=0), n_seq=4)
+    def test_chain_rules(self, name: str) -> None:
+        """Drafters are told to draft no branches; a tree all the same is refused."""
+        told: list[int] = []
+
+        def says(want: Want) -> Proposal:
+            told.append(want.branches)
+            return Proposal((1, 2), (-1, -1), (None,) * 3)
+
+        engine = engine_with(WORDS, Script(says), n_seq=4)
         live = engine.add(request(PROMPT, name))
         with pytest.raises(ValueError, match="chain"):
             engine.step()
+        assert told == [0]
         check(engine, [live])
 
 
