@@ -23,7 +23,7 @@ import numpy as np
 from measuring import facts, median, print_facts, print_json
 
 from specllama.drafting.answers import Answers
-from specllama.drafting.ngram import NgramDrafter
+from specllama.drafting.ngram import LEAST, NgramDrafter
 from specllama.drafting.ngram_file import NgramFile, save
 from specllama.drafting.ngram_train import train
 from specllama.drafting.protocol import Drafter, Seen, Want
@@ -250,7 +250,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("drafters", nargs="*", choices=[*CASES, []], metavar="DRAFTER")
     parser.add_argument("--file", type=Path, help="n-gram file to open instead of training one")
-    parser.add_argument("--least", type=float, default=0.3, help="of the n-gram drafter")
+    parser.add_argument("--least", type=float, default=LEAST, help="of the n-gram drafter")
     return parser.parse_args()
 
 

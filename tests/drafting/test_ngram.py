@@ -53,7 +53,7 @@ def test_the_model_alone(ids: list[int], tokens: list[int]) -> None:
 
 
 def posterior(law: Law, ids: Sequence[int]) -> dict[int, float]:
-    """Two and three tokens of context, the latest 8 continuations, the law below worth one more."""
+    """Two and three tokens of context, the latest 8 continuations, the law below worth two more."""
     known = dict(law)
     for length in (2, 3):
         context = list(ids[-length:])
@@ -62,7 +62,7 @@ def posterior(law: Law, ids: Sequence[int]) -> dict[int, float]:
             continue
         tokens = {*known, *(ids[n] for n in ends)}
         known = {
-            t: (known.get(t, 0.0) + sum(ids[n] == t for n in ends)) / (1 + len(ends))
+            t: (2 * known.get(t, 0.0) + sum(ids[n] == t for n in ends)) / (2 + len(ends))
             for t in tokens
         }
     return known
