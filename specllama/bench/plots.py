@@ -29,22 +29,34 @@ _MOST_INTERVALS = 6
 """Arms whose intervals by kind can still be told apart."""
 
 
-def require() -> None:
-    """Raises: UsageError: matplotlib is not installed; says how to get it."""
+def require(file: Path | None = None) -> None:
+    """See that charts can be drawn, and written to `file`.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the suffix names no format it knows.
+    """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib.backend_bases
     except ImportError as error:
         raise UsageError(
             "Plots need matplotlib, which is not installed.", "Run: pip install 'specllama[plot]'"
         ) from error
+    known = matplotlib.backend_bases.FigureCanvasBase.get_supported_filetypes()
+    if file is not None and _format(file) not in known:
+        raise UsageError(f"Cannot write a plot as {file.name}.", "Use a name that ends in .png.")
+
+
+def _format(file: Path) -> str:
+    return file.suffix.lstrip(".").lower() or "png"
 
 
 def overview(summaries: Sequence[Summary], file: Path) -> None:
     """All charts in one file; the suffix of its name is the format.
 
     Raises:
-        UsageError: no matplotlib, or a format it does not know.
+        UsageError: see `require`.
     """
+    require(file)
     drawn = _drawable(summaries)
     heights = [_height(name, summaries) for name in drawn]
     figure = _figure(11.0, sum(heights))
@@ -55,7 +67,12 @@ def overview(summaries: Sequence[Summary], file: Path) -> None:
 
 
 def save_all(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Each chart as PNG and SVG in a folder; the paths."""
+    """Each chart as PNG and SVG in a folder; the paths.
+
+    Raises:
+        UsageError: see `require`.
+    """
+    require()
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name in _drawable(summaries):
@@ -214,7 +231,6 @@ def _height(name: str, summaries: Sequence[Summary]) -> float:
 
 
 def _figure(width: float, height: float) -> Figure:
-    require()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -223,10 +239,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, file: Path) -> None:
-    suffix = file.suffix.lstrip(".").lower() or "png"
-    if suffix not in figure.canvas.get_supported_filetypes():
-        raise UsageError(f"Cannot write a plot as .{suffix}.", "Use a name that ends in .png.")
-    figure.savefig(file, format=suffix, dpi=150)
+    figure.savefig(file, format=_format(file), dpi=150)
 
 
 def _interval(axes: Axes, ratio: Ratio, row: float, n: int) -> None:

@@ -63,7 +63,7 @@ class Outputs:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.plot is not None:
-            plots.require()
+            plots.require(self.plot)
             if not self.plot.absolute().parent.is_dir():
                 raise UsageError(f"There is no folder {self.plot.absolute().parent}.")
         if self.wandb:
@@ -128,8 +128,9 @@ def bench(
     outputs = Outputs("json" if out.mode == "json" else output, folder, plot, wandb)
     chosen = files.of_kinds(files.read(prompts) if prompts else files.builtin(), _list(kinds))
     run = model_flags.resolve(flags)
-    # a stored answer would help the next run of the same prompt
-    run = replace(run, options=replace(run.options, store=False))
+    if run.options.store:
+        out.warn("The store stays off: an answer in it would help the next run of its prompt.")
+        run = replace(run, options=replace(run.options, store=False))
     sweep = Sweep(
         run.params,
         temps=_numbers("--temp", temps, float),
@@ -180,6 +181,8 @@ def _give_out(report: Report, outputs: Outputs) -> None:
             f"be, first {first.arm} on {first.prompt} at token {first.position + 1} "
             "(--exact may help)."
         )
+    # first: a full disk must not take the report with it
+    _print(report, outputs.format)
     if outputs.folder is not None:
         _say_files(report.save(outputs.folder))
         _say_files(_plots_of(report, outputs.folder))
@@ -192,7 +195,6 @@ def _give_out(report: Report, outputs: Outputs) -> None:
         from specllama.bench import wandb
 
         wandb.log(report)
-    _print(report, outputs.format)
 
 
 def _plots_of(report: Report, folder: Path) -> list[Path]:

@@ -181,8 +181,19 @@ def test_the_store_of_answers_is_off(bench: Bench, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(model_flags, "resolve", with_store)
     monkeypatch.setattr(bench_work, "surroundings", surroundings)
-    assert bench("-r", "1").code == 0
+    result = bench("-r", "1")
+    assert result.code == 0 and "The store stays off" in result.err
     assert opened == [False]
+
+
+def test_the_report_is_printed_even_where_it_cannot_be_written(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "report.md").mkdir()
+    result = bench("--out", str(tmp_path / "results"), "-r", "1")
+    assert result.code == 1 and "report.md" in result.err
+    assert result.out.splitlines()[-1].startswith("best: ")
 
 
 # Texts
@@ -282,6 +293,7 @@ def test_ctrl_c_while_a_prompt_is_read(bench: Bench, decoder: BenchDecoder) -> N
         (("-n", "1"), "A rate takes at least 2 tokens a run."),
         (("-r", "0"), "Invalid value for '-r'"),
         (("-o", "xml"), "Invalid value for '-o'"),
+        (("--plot", "a.doc"), "Cannot write a plot as a.doc."),
         (("--plot", "/nowhere/a.png"), "There is no folder /nowhere."),
     ],
 )
