@@ -84,8 +84,9 @@ def successive(law: Distribution, tokens: Sequence[int]) -> Iterator[Distributio
         ValueError: more tokens than the law has.
     """
     rest: Distribution | None = law
-    for token in tokens:
+    for place, token in enumerate(tokens):
+        if rest is not None and place > 0:
+            rest = rest.without(tokens[place - 1])
         if rest is None:
             raise ValueError(f"Draft token {token} was drawn after its law had run out.")
         yield rest
-        rest = rest.without(token)
