@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.drafting.protocol import Want
+from specllama.drafting.protocol import Drafter, Want
 from specllama.llama.cache import Backend, TokenCache
 from specllama.sampling.distribution import Distribution
 
@@ -104,3 +104,26 @@ class Follower:
         """Compare the cache with the ids again from `length` on; it may hold half a batch."""
         self.cache.repair(key)
         self._agreed[key] = min(length, self._agreed.get(key, 0))
+
+
+class FollowingDrafter(Drafter):
+    """A drafter with a model behind it; several of them may share one follower."""
+
+    free = False
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent inside the draft model's calls so far."""
+        return self._follower.backend.seconds
+
+    def prepare(self, key: int, ids: Sequence[int]) -> None:
+        """Read a prompt, all but its last token."""
+        if self._follower.hold_prefix(key, ids):
+            self._follower.cache.fill(key, ids[:-1])
+
+    def rewind(self, key: int, length: int) -> None:
+        """Compare the cache with the ids again from `length` on."""
+        self._follower.rewind(key, length)

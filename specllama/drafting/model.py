@@ -7,30 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.drafting.follower import Follower
-from specllama.drafting.protocol import Drafter, Want
+from specllama.drafting.follower import FollowingDrafter
+from specllama.drafting.protocol import Want
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Proposal
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(FollowingDrafter):
     """Drafts with a model; all wanting sequences share its batches."""
 
     name = "model"
-    free = False
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent inside the draft model's calls so far."""
-        return self._follower.backend.seconds
-
-    def prepare(self, key: int, ids: Sequence[int]) -> None:
-        """Read a prompt, all but its last token."""
-        if self._follower.hold_prefix(key, ids):
-            self._follower.cache.fill(key, ids[:-1])
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Catch up with each sequence's ids, then draft for all of them in step."""
@@ -58,10 +44,6 @@ class ModelDrafter(Drafter):
         if want.keeps_laws:
             chain.laws.append(law)
         return len(chain.tokens) < want.limit and want.go_on(len(chain.tokens), None)
-
-    def rewind(self, key: int, length: int) -> None:
-        """Compare the cache with the ids again from `length` on."""
-        self._follower.rewind(key, length)
 
 
 class _Chain:

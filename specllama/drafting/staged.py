@@ -15,14 +15,14 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.drafting.follower import Follower
+from specllama.drafting.follower import Follower, FollowingDrafter
 from specllama.drafting.protocol import Drafter, Seen, Want
 from specllama.results import SourceStats, SpecStats
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Proposal
 
 
-class StagedDrafter(Drafter):
+class StagedDrafter(FollowingDrafter):
     """Drafts with a model, several tokens a decode where a guesser foresees them.
 
     Args:
@@ -37,17 +37,11 @@ class StagedDrafter(Drafter):
     """
 
     name = "staged"
-    free = False
 
     def __init__(self, follower: Follower, guessers: Sequence[Drafter]) -> None:
-        self._follower = follower
+        super().__init__(follower)
         self._guessers = list(guessers)
         self.stages: dict[int, SpecStats] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent inside the draft model's calls so far."""
-        return self._follower.backend.seconds
 
     def inner_stats(self, key: int) -> SpecStats | None:
         """The speculation inside the draft model in the current generation."""
@@ -58,8 +52,7 @@ class StagedDrafter(Drafter):
         self.stages[key] = SpecStats()
         for guesser in self._guessers:
             guesser.prepare(key, ids)
-        if self._follower.hold_prefix(key, ids):
-            self._follower.cache.fill(key, ids[:-1])
+        super().prepare(key, ids)
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Draft for all sequences in step, each at its own rate."""
@@ -181,7 +174,7 @@ class StagedDrafter(Drafter):
 
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on."""
-        self._follower.rewind(key, length)
+        super().rewind(key, length)
         self._rewind_guessers(key, length)
 
     def _rewind_guessers(self, key: int, length: int) -> None:

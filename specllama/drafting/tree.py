@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.drafting.follower import Follower
-from specllama.drafting.protocol import Drafter, Want
+from specllama.drafting.follower import Follower, FollowingDrafter
+from specllama.drafting.protocol import Want
 from specllama.drafting.shapes import Node
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import ROOT, Proposal
 
 
-class TreeDrafter(Drafter):
+class TreeDrafter(FollowingDrafter):
     """Drafts trees with a model, of the shape each sequence wants.
 
     Args:
@@ -26,22 +26,11 @@ class TreeDrafter(Drafter):
     """
 
     name = "tree"
-    free = False
     trees = True
 
     def __init__(self, follower: Follower, first_branch: int) -> None:
-        self._follower = follower
+        super().__init__(follower)
         self._first_branch = first_branch
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent inside the draft model's calls so far."""
-        return self._follower.backend.seconds
-
-    def prepare(self, key: int, ids: Sequence[int]) -> None:
-        """Read a prompt, all but its last token."""
-        if self._follower.hold_prefix(key, ids):
-            self._follower.cache.fill(key, ids[:-1])
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """A tree for each sequence, one after the other."""
@@ -61,10 +50,6 @@ class TreeDrafter(Drafter):
             for seq in spare:
                 self._follower.backend.drop(seq)
         return growth.proposal(self.name)
-
-    def rewind(self, key: int, length: int) -> None:
-        """Compare the cache with the ids again from `length` on."""
-        self._follower.rewind(key, length)
 
 
 class _Growth:
