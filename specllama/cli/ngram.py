@@ -48,7 +48,7 @@ def build(
 ) -> None:
     """Train an n-gram model that drafts for a model.
 
-    Memory: some 60 bytes a token of text, so about 1.5 GB for 100 MB of English.
+    The texts have to fit into memory: 65 bytes a token of text, some 2 GB for 100 MB.
     """
     from specllama.cli import settings
     from specllama.drafting.ngram_file import NgramFile, save

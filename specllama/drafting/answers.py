@@ -177,7 +177,7 @@ class Answers:
             "n_answers": len(documents),
             "n_tokens": sum(map(len, documents)),
         }
-        write_arrays(path, SEGMENT, fields, {"text": index.text, "places": index.places})
+        write_arrays(path, SEGMENT, fields, index.arrays)
         return Segment(path, first, last, index)
 
     def _drop_oldest(self, found: Folder) -> None:
@@ -314,7 +314,7 @@ def _open(path: Path, fingerprint: str | None) -> SuffixIndex:
     found = read_arrays(path, SEGMENT)
     if fingerprint is not None and found.fields["fingerprint"] != fingerprint:
         raise ModelError(f"{path} belongs to another vocabulary.", _REMEDY)
-    return SuffixIndex(found.arrays["text"], found.arrays["places"])
+    return SuffixIndex(found.arrays)
 
 
 def _append(path: Path, fingerprint: str, answer: Ids) -> None:

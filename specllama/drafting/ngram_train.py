@@ -55,7 +55,7 @@ def train(
     min_count: int = MIN_COUNT,
     on_share: OnShare = lambda share: None,
 ) -> list[Level]:
-    """The levels of an n-gram file; takes some 40 bytes of memory a token of text.
+    """The levels of an n-gram file; takes some 65 bytes of memory a token of text.
 
     Args:
         documents: ids below `n_vocab`; no n-gram spans two documents.

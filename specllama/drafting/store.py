@@ -13,7 +13,7 @@ from pathlib import Path
 from specllama.drafting.answers import DEFAULT_CAP, Answers
 from specllama.drafting.growth import Growth, Ways
 from specllama.drafting.protocol import Drafter, Want
-from specllama.drafting.suffix_index import search_key
+from specllama.drafting.suffix_index import SuffixIndex, search_key
 from specllama.hub.fingerprint import fingerprint_of
 from specllama.hub.paths import data_dir
 from specllama.verification.types import Proposal
@@ -93,19 +93,29 @@ class StoreDrafter(Drafter):
 
     def _propose(self, want: Want) -> Proposal:
         key = search_key(want.ids)
-        indexes = self._answers.indexes
-        found = [index.longest(key) for index in indexes]
-        length = max((length for length, _ in found), default=0)
-        if length < self._min_match:
+        length, found = self._longest(key)
+        if not found:
             return Proposal()
         limit = min(want.limit, int(self._factor * length))
-        runs = [
-            index.following(place, limit)
-            for index, (matched, where) in zip(indexes[::-1], found[::-1], strict=True)
-            if matched == length
-            for place in sorted(index.matches(key, length, where, _OCCURRENCES))
-        ]
-        return self._growth.propose(want, (0, runs[:_OCCURRENCES]), limit)
+        runs: list[Sequence[int]] = []
+        for index, where in found:
+            places = index.matches(key, length, where, _OCCURRENCES - len(runs))
+            runs += [index.following(place, limit) for place in sorted(places)]
+            if len(runs) == _OCCURRENCES:
+                break
+        return self._growth.propose(want, (0, runs), limit)
+
+    def _longest(self, key: bytes) -> tuple[int, list[tuple[SuffixIndex, int]]]:
+        """The longest match, and the indexes that have it, latest first, with where."""
+        length = self._min_match
+        found: list[tuple[SuffixIndex, int]] = []
+        for index in self._answers.indexes[::-1]:
+            matched, where = index.longest(key, length)
+            if matched > length:
+                length, found = matched, []
+            if matched:
+                found.append((index, where))
+        return length, found
 
 
 def _ways(place: Runs) -> Ways[Runs]:

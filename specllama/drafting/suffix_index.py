@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,16 +25,20 @@ class SuffixIndex:
     """Texts that can be searched for the contexts of their tokens.
 
     Attributes:
-        text: >u4 [n]; the texts in reverse, BORDER before, between and behind them.
-        places: <u4 [m]; all places in `text` with a token that is not its text's last, sorted by
-            the DEPTH tokens from there on.
+        arrays: what `Arrays` holds of it:
+            text: >u4 [n]; the texts in reverse, BORDER before, between and behind them.
+            places: <u4 [m]; all places in `text` with a token that is not its text's last, sorted
+                by the DEPTH tokens from there on.
+            tokens, starts: <u4 [k], [k + 1]; the different tokens at `places`, rising, and where in
+                `places` each begins.
     """
 
-    def __init__(self, text: NDArray[np.uint32], places: NDArray[np.uint32]) -> None:
-        self.text = text
-        self.places = places
-        self._bytes = text.view(np.uint8).data
-        self._places = places.data
+    def __init__(self, arrays: Mapping[str, NDArray[np.uint32]]) -> None:
+        self.arrays = arrays
+        self._text = arrays["text"].view(np.uint8).data
+        self._places = arrays["places"].data
+        self._tokens = arrays["tokens"].data
+        self._starts = arrays["starts"].data
 
     @classmethod
     def build(cls, documents: Sequence[NDArray[np.uint32]]) -> SuffixIndex:
@@ -42,32 +46,45 @@ class SuffixIndex:
         border = np.array([BORDER], np.uint32)
         parts = [part for document in documents for part in (border, document)]
         text = np.concatenate([*parts, border])[::-1].astype(">u4")
-        return cls(text, _sorted_places(text))
+        places = _sorted_places(text)
+        tokens, starts = np.unique(text[places], return_index=True)
+        ends = np.append(starts, len(places)).astype("<u4")
+        return cls({"text": text, "places": places, "tokens": tokens.astype("<u4"), "starts": ends})
 
     def __len__(self) -> int:
         """How many tokens and borders it holds."""
-        return len(self.text)
+        return len(self.arrays["text"])
 
     def documents(self) -> Iterator[NDArray[np.uint32]]:
         """The texts, oldest first."""
-        text = self.text[::-1].astype(np.uint32)
+        text = self.arrays["text"][::-1].astype(np.uint32)
         borders = np.flatnonzero(text == BORDER)
         for before, behind in pairwise(borders):
             yield text[before + 1 : behind]
 
-    def longest(self, key: bytes) -> tuple[int, int]:
-        """The most tokens of a key that match anywhere, and where in `places` that is."""
-        places, text = self._places, self._bytes
+    def longest(self, key: bytes, least: int = 1) -> tuple[int, int]:
+        """The most tokens of a key that match anywhere, and where in `places` that is.
+
+        Args:
+            least: a match of fewer tokens (at least 1) is none: 0.
+        """
+        low, high = self._span(key)
+        places, text = self._places, self._text
         width = DEPTH * _SIZE
         at = bisect_left(
-            places, key, key=lambda place: bytes(text[_SIZE * place : _SIZE * place + width])
+            places,
+            key,
+            low,
+            high,
+            key=lambda place: bytes(text[_SIZE * place : _SIZE * place + width]),
         )
         best, where = 0, at
-        for near in range(max(0, at - 1), min(at + 1, len(places))):
+        for near in range(max(low, at - 1), min(at + 1, high)):
             start = _SIZE * places[near]
-            length = _common(key, bytes(text[start : start + width]))
-            if length > best:
-                best, where = length, near
+            if text[start : start + _SIZE * least] == key[: _SIZE * least]:
+                length = _common(key, bytes(text[start : start + width]))
+                if length > best:
+                    best, where = length, near
         return best, where
 
     def matches(self, key: bytes, length: int, where: int, most: int) -> list[int]:
@@ -76,22 +93,33 @@ class SuffixIndex:
         Args:
             where: the index in `places` of one of them, as `longest` found it.
         """
-        places, text = self._places, self._bytes
+        places, text = self._places, self._text
         width = length * _SIZE
         prefix = key[:width]
 
         def context(place: int) -> bytes:
             return bytes(text[_SIZE * place : _SIZE * place + width])
 
-        low = bisect_left(places, prefix, 0, where, key=context)
-        high = bisect_right(places, prefix, where, len(places), key=context)
+        low, high = self._span(key)
+        low = bisect_left(places, prefix, low, where, key=context)
+        high = bisect_right(places, prefix, where, high, key=context)
         count = min(most, high - low)
         return [places[low + number * (high - low) // count] for number in range(count)]
+
+    def _span(self, key: bytes) -> tuple[int, int]:
+        """The part of `places` with the key's first token, the latest of the context."""
+        if not key:
+            return 0, 0
+        token = int.from_bytes(key[:_SIZE], "big")
+        row = bisect_left(self._tokens, token)
+        if row == len(self._tokens) or self._tokens[row] != token:
+            return 0, 0
+        return self._starts[row], self._starts[row + 1]
 
     def following(self, place: int, count: int) -> Sequence[int]:
         """Up to `count` tokens that followed a place in its text."""
         start = max(0, place - count)
-        raw = self._bytes[_SIZE * start : _SIZE * place]
+        raw = self._text[_SIZE * start : _SIZE * place]
         tokens = struct.unpack(f">{place - start}I", raw)[::-1]
         return tokens[: tokens.index(BORDER)] if BORDER in tokens else tokens
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specllama.drafting.growth import Growth
 from specllama.verification.types import Proposal
-from tests.drafting.asking import want
+from tests.drafting.wants import want
 
 END = 9
 Path = tuple[int, ...]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.drafting.ngram import NgramDrafter
-from tests.drafting.asking import want
+from tests.drafting.wants import want
 
 END = 9
 Law = list[tuple[int, float]]
@@ -103,7 +103,7 @@ def test_the_conversation_overrules_the_model() -> None:
 def test_the_latest_use_counts_more_than_old_ones() -> None:
     old = [0, 6, 8] * 20
     assert draft([*old, 0, 6], Table({}))[:1] == [8]
-    assert draft([*old, *[0, 6, 5] * 8, 0, 6], Table({}))[:1] == [5]
+    assert draft([*old, *[0, 6, 5] * 8, 7, 0, 6], Table({}))[:1] == [5]
 
 
 def test_sequences_do_not_see_each_other() -> None:

@@ -19,8 +19,8 @@ from specllama.drafting import answers as module
 from specllama.drafting.answers import Answers, clear, files, look_into
 from specllama.drafting.store import StoreDrafter, folder_of, open_store
 from specllama.errors import SpecllamaError
-from tests.drafting.asking import want
 from tests.drafting.test_suffix_index import brute_force
+from tests.drafting.wants import want
 from tests.hub.ggufs import write_gguf
 
 END = 9
