@@ -14,7 +14,7 @@ from specllama.drafting.protocol import Seen
 from specllama.drafting.recycle import CHANCES, WORTH, RecycleDrafter, Slot, template
 from specllama.engine.engine import Engine
 from specllama.verification.types import ROOT, Proposal
-from tests.drafting.asking import want
+from tests.drafting.wants import want
 from tests.engine.fake_model import N_VOCAB, FakeModel, language
 from tests.engine.harness import expected, request, run
 

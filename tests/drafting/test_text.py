@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specllama.drafting.text import FARTHEST, FIRST, GROWTH, LONGEST, SOLID, TRUST, TextDrafter
 from specllama.engine.engine import Engine
-from tests.drafting.asking import replay, want
+from tests.drafting.wants import replay, want
 from tests.engine.fake_model import FakeModel, language
 from tests.engine.harness import expected, finish, request
 

@@ -7,14 +7,14 @@ import pytest
 from specllama.errors import UsageError
 from specllama.options import VerifyName
 from specllama.sampling.distribution import Distribution
-from specllama.verification import RULES, choose_rule
+from specllama.verification import LOSSY_RULES, RULES, choose_rule
 from specllama.verification.types import Proposal
 
 from .enumeration import law
 
 
 def test_every_name_of_the_options_is_a_rule() -> None:
-    assert {"auto", *RULES} == set(get_args(VerifyName))
+    assert {"auto", *RULES, *LOSSY_RULES} == set(get_args(VerifyName))
 
 
 def test_auto_is_coupled_with_a_seed_and_rejection_without() -> None:
