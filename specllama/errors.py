@@ -1,15 +1,15 @@
 """Everything specllama raises on purpose.
 
-    SpecllamaError                 one sentence on what happened, one on what to do
-    ├── UsageError                 the request itself is wrong                      exit 2
-    ├── ModelError                 a model file cannot be used                      exit 1
-    │   ├── ModelNotFound
-    │   ├── NotAModel              not GGUF, truncated, or without a language model head
-    │   └── PairMismatch           the draft's vocabulary differs from the target's
-    ├── ContextFull                prompt or conversation longer than the context   exit 1
-    ├── OutOfMemory                                                                 exit 1
-    ├── HubError                   network, gated, missing, offline, no disk        exit 1
-    └── EngineError                llama.cpp refused a call that should have worked exit 1
+SpecllamaError                 one sentence on what happened, one on what to do
+├── UsageError                 the request itself is wrong                      exit 2
+├── ModelError                 a model file cannot be used                      exit 1
+│   ├── ModelNotFound
+│   ├── NotAModel              not GGUF, truncated, or without a language model head
+│   └── PairMismatch           the draft's vocabulary differs from the target's
+├── ContextFull                prompt or conversation longer than the context   exit 1
+├── OutOfMemory                                                                 exit 1
+├── HubError                   network, gated, missing, offline, no disk        exit 1
+└── EngineError                llama.cpp refused a call that should have worked exit 1
 """
 
 
