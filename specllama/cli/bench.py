@@ -118,9 +118,9 @@ def bench(
     *,
     flags: ModelFlags,
 ) -> None:
-    """Measure plain decoding and drafting side by side on this machine.
+    """Measure what drafting gains on this machine.
 
-    All arms take turns on each prompt. The last line says which settings to use.
+    Plain decoding and drafting take turns on each prompt. The last line says which settings to use.
     """
     from specllama.bench import prompts as files
     from specllama.bench.suites import Sweep
