@@ -149,6 +149,19 @@ def tree(params: SamplingParams, *, place: int, good: int = 2, width: int = 3) -
     return Script(says)
 
 
+@pytest.mark.parametrize("rollback", ROLLBACKS)
+def test_a_refusal_costs_no_second_reading(rollback: Any) -> None:
+    """Neither model reads its prompt again, also where the memory can only go back to a save."""
+    target = FakeModel(WORDS, n_batch=40, rollback=rollback)
+    draft = FakeModel(near(WORDS, 9, 1.0), n_batch=40, rollback=rollback)
+    engine = Engine(target, [following(draft)])
+    outcome = run(engine, request([n % END for n in range(30)], max_tokens=12, draft_max=3))
+    assert outcome.stats.accepted < outcome.stats.tested
+    for fake in (target, draft):
+        assert fake.batches[0] == 29
+        assert max(fake.batches[1:]) <= 5
+
+
 class TestTrees:
     """Several branches, under the rules that can judge them."""
 
