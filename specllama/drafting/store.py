@@ -22,7 +22,7 @@ MIN_MATCH = 4
 FACTOR = 1.0
 LEAST = 0.2
 NODES = 16
-_OCCURRENCES = 16
+_OCCURRENCES = 8
 
 Runs = tuple[int, list[Sequence[int]]]
 """A depth, and the continuations of the matched contexts that agree so far."""

@@ -73,7 +73,7 @@ def test_drafts_what_followed_the_longest_match(
         assert tokens == []
         return
     assert len(tokens) <= min(limit, length)
-    if len(rests) > 16:
+    if len(rests) > 8:
         return
     ways = Counter(rest[0] for rest in rests)
     if tokens:
