@@ -92,8 +92,8 @@ class GenerationParams:
             (greedy-one for trees).
         lossy: accept a rule that changes what the model says ("typical", "rejection-lenient").
         drafter: "auto" (AUTO_DRAFTERS), "none", or names joined by "+" (see DRAFTER_NAMES).
-        tree: children per level of a draft model's trees, such as (2, 2, 1); empty grows them by
-            probability.
+        tree: shape of a draft model's trees: "value" grows them by probability (EAGLE-2), "planned"
+            plans them from measurements (Sequoia), "2,2,1" are children per level.
         predict: a text that the reply will probably resemble (a file to be edited).
         copy_input: the prompt itself is such a text (corrections, rewriting).
         draft_max: the most tokens drafted in a row.
@@ -108,7 +108,7 @@ class GenerationParams:
     verify: VerifyName = "auto"
     lossy: bool = False
     drafter: str = "auto"
-    tree: tuple[int, ...] = ()
+    tree: str = "value"
     predict: str = ""
     copy_input: bool = False
     draft_max: int = 16
@@ -128,8 +128,22 @@ class GenerationParams:
         _one_of("verify", self.verify, get_args(VerifyName))
         for name in self.drafters():
             _one_of("drafter", name, DRAFTER_NAMES)
-        for width in self.tree:
-            _at_least("tree", width, 1)
+        self.tree_widths()
+
+    def tree_widths(self) -> tuple[int, ...]:
+        """Children per level where `tree` gives them, else empty."""
+        if self.tree in ("value", "planned"):
+            return ()
+        try:
+            widths = tuple(int(part) for part in self.tree.split(","))
+        except ValueError:
+            widths = (0,)
+        if min(widths) < 1:
+            raise UsageError(
+                f"Cannot read the tree {self.tree!r}.",
+                "Write value, planned, or children per level as 2,2,1.",
+            )
+        return widths
 
     def drafters(self) -> tuple[str, ...]:
         """The drafters asked for, in order of preference; empty for plain decoding."""

@@ -18,7 +18,6 @@ from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
 from specllama.verification import RULES, Rule, choose_rule
 
-_FIXED_TREE = (2, 2, 1)
 _TREE_NODES = 16
 _TREE_WIDTH = 4
 
@@ -206,12 +205,16 @@ def _rule(params: GenerationParams) -> Rule[Any]:
     return choose_rule(params.verify, seeded, params.lossy)
 
 
-def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape:
-    """The shape that was asked for, else the best that the rule allows."""
-    if params.tree:
-        return FixedShape(params.tree)
-    if rule.uses_law and params.sampling.temperature > 0:
-        return FixedShape(_FIXED_TREE)
+def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape | None:
+    """The shape that was asked for, None for a planned one.
+
+    Growing by value picks among drawn tokens, which rules that read laws do not allow: they get
+    planned trees.
+    """
+    if params.tree_widths():
+        return FixedShape(params.tree_widths())
+    if params.tree == "planned" or (rule.uses_law and params.sampling.temperature > 0):
+        return None
     return ValueShape(nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, params.draft_max))
 
 

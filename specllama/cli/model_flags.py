@@ -92,8 +92,8 @@ class ModelFlags:
         "Choose draft lengths from measurements; off always drafts --draft-max.",
         "--adaptive/--no-adaptive")] = None
     tree: Annotated[str | None, _drafting(
-        "Children per level of the draft model's trees, as 2,2,1; without it they grow by "
-        "probability.", "--tree", metavar="A,B,…")] = None
+        "Shape of the draft model's trees: value (by probability), planned (from measurements), or "
+        "children per level as 2,2,1 (value).", "--tree", metavar="SHAPE")] = None
     ngram: Annotated[str | None, _drafting(
         "N-gram file to draft from (specllama ngram build makes one).",
         "--ngram", metavar="FILE")] = None
@@ -239,7 +239,7 @@ def resolve(flags: ModelFlags) -> Run:
     """
     given = flags.given()
     beside = {name: given.pop(name, None) for name in _BESIDE_SETTINGS}
-    for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split", "tree"}:
+    for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split"}:
         given[name] = typed(name, given[name])
     if "system" in given and beside["system_file"]:
         raise UsageError("--system and --system-file cannot be used together.")
@@ -318,7 +318,7 @@ def typed(name: str, text: str) -> Any:
     match settings.KEYS[name].kind:
         case "texts":
             return [text]
-        case "numbers" | "whole numbers":
+        case "numbers":
             return [_number(part) for part in text.split(",")]
         case "layers":
             return "all" if text in ("all", "auto") else _number(text)

@@ -22,16 +22,7 @@ from specllama.hub.paths import PROJECT_CONFIG, user_config
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
 
-Kind = Literal[
-    "text",
-    "whole number",
-    "number",
-    "true or false",
-    "layers",
-    "texts",
-    "numbers",
-    "whole numbers",
-]
+Kind = Literal["text", "whole number", "number", "true or false", "layers", "texts", "numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "draft_max": _generation("whole number", "draft_max"),
         "draft_p_min": _generation("number", "draft_p_min"),
         "adaptive": _generation("true or false", "adaptive"),
-        "tree": _generation("whole numbers", "tree"),
+        "tree": _generation("text", "tree"),
         "copy_input": _generation("true or false", "copy_input"),
         "verify": _generation("text", "verify"),
         "lossy": _generation("true or false", "lossy"),
@@ -244,7 +235,6 @@ _EXPECTED: Mapping[Kind, str] = MappingProxyType(
         "layers": 'a whole number or "all"',
         "texts": "a list of texts",
         "numbers": "a list of numbers",
-        "whole numbers": "a list of whole numbers",
     }
 )
 
@@ -263,12 +253,8 @@ def _convert(kind: Kind, value: Any) -> Any:
             return float(value) if is_number else None
         case "layers":
             return -1 if value == "all" else _convert("whole number", value)
-        case "texts":
-            return _convert_all("text", value)
-        case "numbers":
-            return _convert_all("number", value)
-        case "whole numbers":
-            return _convert_all("whole number", value)
+        case "texts" | "numbers":
+            return _convert_all("text" if kind == "texts" else "number", value)
 
 
 def _convert_all(kind: Kind, values: Any) -> tuple[Any, ...] | None:
@@ -284,7 +270,7 @@ def _parse(kind: Kind, text: str) -> Any:
         return text
     if kind == "texts":
         return [text]
-    if kind in ("numbers", "whole numbers"):
+    if kind == "numbers":
         return [_parse("number", part) for part in text.split(",")]
     if kind == "true or false":
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)

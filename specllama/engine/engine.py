@@ -192,7 +192,7 @@ class Engine:
         live.account.settle(seconds, used)
         if len(proposal):
             self.scheduler.acceptance(proposal.source).observe(
-                len(proposal), len(path), verified.verdict.tested, plan.confidences
+                verified.steps(), plan.confidences, n_nodes=len(proposal)
             )
         self.cache.truncate(live.key, len(live.ids) - 1)
         self._teach(verified)

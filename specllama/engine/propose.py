@@ -138,12 +138,14 @@ def _ask(
     """Let a drafter propose for its users; better proposals replace their plans."""
     if not users:
         return
-    wants = [_want(live, limits[live.key], policies[live.key]) for live in users]
+    wants = [
+        _want(live, limits[live.key], policies[live.key], drafter, scheduler) for live in users
+    ]
     started = time.perf_counter()
     proposals = drafter.propose(wants)
     drafted = sum(len(proposal) for proposal in proposals)
     if drafted or not drafter.free:
-        scheduler.costs.observe_draft(drafter.name, drafted, time.perf_counter() - started)
+        scheduler.observe_draft(drafter.name, proposals, time.perf_counter() - started)
     for live, proposal in zip(users, proposals, strict=True):
         policy = policies[live.key]
         rate = policy.rate(len(proposal)) if len(proposal) else 0.0
@@ -151,14 +153,17 @@ def _ask(
             plans[live.key] = Plan(proposal, policy.confidences, rate)
 
 
-def _want(live: Live, limits: Limits, policy: Policy) -> Want:
+def _want(
+    live: Live, limits: Limits, policy: Policy, drafter: Drafter, scheduler: Scheduler
+) -> Want:
     return Want(
         key=live.key,
         ids=live.ids,
         limit=limits.depth,
         nodes=limits.nodes,
         branches=limits.branches,
-        shape=live.request.shape,
+        shape=live.request.shape
+        or scheduler.planned_shape(drafter.name, limits.nodes, limits.depth),
         law=live.draft_law,
         chance=live.draft_chance,
         keeps_laws=live.keeps_laws,

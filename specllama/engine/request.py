@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from specllama.drafting.shapes import FixedShape, Shape
+from specllama.drafting.shapes import Shape
 from specllama.results import FinishReason
 from specllama.sampling.params import SamplingParams
 from specllama.verification import Rule
@@ -26,7 +26,7 @@ class Request:
         watch: called with each emitted token; a number means: drop that many of the latest tokens
             (this one included) and stop. That is how stop strings reach an engine without text.
         drafters: names, in order of preference; empty for plain decoding.
-        shape: how trees of a draft model grow.
+        shape: how trees of a draft model grow; None lets the scheduler plan them.
         draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
     """
 
@@ -38,7 +38,7 @@ class Request:
     max_tokens: int | None = None
     watch: Callable[[int], int | None] | None = None
     drafters: tuple[str, ...] = ()
-    shape: Shape = field(default_factory=lambda: FixedShape((2, 2, 1)))
+    shape: Shape | None = None
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True

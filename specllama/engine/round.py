@@ -17,6 +17,7 @@ from specllama.engine.layout import Layout, lay_out
 from specllama.engine.sequence import Sequence as Live
 from specllama.llama.cache import TokenCache
 from specllama.sampling.distribution import Distribution
+from specllama.scheduling.acceptance import Step
 from specllama.verification.types import ROOT, Proposal, Rows, Verdict
 
 
@@ -39,6 +40,17 @@ class Verified:
     def tokens(self) -> list[int]:
         """The tokens to emit: the accepted path and the one after it."""
         return [*(self.proposal.tokens[n] for n in self.verdict.path), self.verdict.token]
+
+    def steps(self) -> list[Step]:
+        """Per tested depth, which of how many children was accepted."""
+        steps: list[Step] = []
+        parent = ROOT
+        for node in self.verdict.path:
+            siblings = self.proposal.children(parent)
+            steps.append(Step(siblings.index(node), len(siblings)))
+            parent = node
+        refused = len(self.proposal.children(parent))
+        return [*steps, Step(None, refused)] if self.verdict.tested > len(steps) else steps
 
     def seen(self) -> list[Seen]:
         """The target's rows along the accepted path, from the last emitted token on."""

@@ -21,6 +21,7 @@ class Costs:
     def __init__(self) -> None:
         self._target: dict[int, float] = {}
         self._draft: dict[str, float] = {}
+        self._level: dict[str, float] = {}
         self._recent: dict[int | str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
         self._since_plain = 0
         self._patience = _FIRST_PATIENCE
@@ -45,6 +46,10 @@ class Costs:
         recent = self._recent[what]
         recent.append(seconds)
         return sorted(recent)[(len(recent) - 1) // 2]
+
+    def observe_level(self, name: str, n_levels: int, seconds: float) -> None:
+        """One proposal of `n_levels` tokens in a row, however many beside each other."""
+        self._level[name] = self._typical(f"{name}, level", seconds / max(1, n_levels))
 
     @property
     def known(self) -> bool:
@@ -71,6 +76,10 @@ class Costs:
             return seen[below] + (n_tokens - below) * _OPTIMISTIC_SLOPE * seen[1]
         share = (n_tokens - below) / (above - below)
         return seen[below] + share * (seen[above] - seen[below])
+
+    def level_s(self, name: str) -> float:
+        """Expected seconds of one level of a drafted tree; 0 until measured."""
+        return self._level.get(name, 0.0)
 
     def draft_s(self, name: str) -> float:
         """Expected seconds of one drafted token; 0 until measured."""

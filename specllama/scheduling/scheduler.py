@@ -10,15 +10,22 @@ probes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
 from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.costs import Costs
+from specllama.verification.types import Proposal
 
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _FIRST_PROBE = 16
 _LAST_PROBE = 256
 PROBE_TOKENS = 2
+_FIRST_TREE = (2, 2, 1)
+_PLAN_AGE = 16
+_PLAN_NODES = 24
+_PLAN_DEPTH = 8
 
 
 class Scheduler:
@@ -27,10 +34,35 @@ class Scheduler:
     def __init__(self) -> None:
         self.costs = Costs()
         self._acceptance: dict[str, Acceptance] = {}
+        self._plans: dict[str, tuple[int, Shape | None]] = {}
 
     def acceptance(self, name: str) -> Acceptance:
         """The estimates of a drafter."""
         return self._acceptance.setdefault(name, Acceptance())
+
+    def observe_draft(self, name: str, proposals: Sequence[Proposal], seconds: float) -> None:
+        """What a drafter took for its proposals."""
+        drafted = sum(len(proposal) for proposal in proposals)
+        levels = max((max(p.depths(), default=0) for p in proposals), default=0)
+        self.costs.observe_draft(name, drafted, seconds)
+        self.costs.observe_level(name, levels, seconds)
+
+    def planned_shape(self, name: str, nodes: int, depth: int) -> Shape:
+        """The tree that pays best by the measurements so far; planned anew now and then."""
+        if not self.costs.known:
+            return FixedShape(_FIRST_TREE)
+        age, shape = self._plans.get(name, (0, None))
+        if shape is None or age >= _PLAN_AGE:
+            topology = plan(
+                self.acceptance(name).by_rank(),
+                min(nodes, _PLAN_NODES),
+                min(depth, _PLAN_DEPTH),
+                self.costs.target_s,
+                self.costs.level_s(name),
+            )
+            age, shape = 0, PlannedShape(topology or ((),))
+        self._plans[name] = (age + 1, shape)
+        return shape
 
     def plain_rate(self) -> float:
         """Tokens per second without drafts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.scheduling.acceptance import Acceptance
+from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.scheduler import Account, FixedLength, Scheduler, Stopping
 
@@ -87,6 +87,14 @@ class TestCosts:
         assert costs.draft_s("other") == 0.0
 
 
+def observe(
+    acceptance: Acceptance, drafted: int, accepted: int, tested: int, confidences: list[float]
+) -> None:
+    """A chain of which `tested` tokens were judged and the first `accepted` kept."""
+    steps = [Step(0 if depth < accepted else None, 1) for depth in range(tested)]
+    acceptance.observe(steps, confidences, n_nodes=drafted)
+
+
 class TestAcceptance:
     def test_starts_hopeful(self) -> None:
         assert 0.5 < Acceptance().at_depth(0) < 1.0
@@ -95,7 +103,7 @@ class TestAcceptance:
     def test_learns_by_depth(self) -> None:
         acceptance = Acceptance()
         for _ in range(100):
-            acceptance.observe(2, 1, 2, [])
+            observe(acceptance, 2, 1, 2, [])
         assert acceptance.at_depth(0) > 0.9
         assert acceptance.at_depth(1) < 0.1
         assert acceptance.at_depth(5) == acceptance.at_depth(1)
@@ -103,21 +111,21 @@ class TestAcceptance:
     def test_learns_by_confidence(self) -> None:
         acceptance = Acceptance()
         for _ in range(100):
-            acceptance.observe(2, 1, 2, [0.5, 0.9])
+            observe(acceptance, 2, 1, 2, [0.5, 0.9])
         assert acceptance.at_confidence(0.5) > 0.9
         assert acceptance.at_confidence(0.9) < 0.2
         assert acceptance.at_confidence(1.0) < 0.2
 
     def test_what_was_not_tested_teaches_nothing(self) -> None:
         acceptance = Acceptance()
-        acceptance.observe(2, 0, 0, [0.9, 0.9])
+        observe(acceptance, 2, 0, 0, [0.9, 0.9])
         assert acceptance.at_depth(0) == Acceptance().at_depth(0)
         assert acceptance.at_confidence(0.9) == Acceptance().at_confidence(0.9)
 
     def test_forgets(self) -> None:
         acceptance = Acceptance()
         for accepted in [0] * 200 + [1] * 100:
-            acceptance.observe(1, accepted, 1, [])
+            observe(acceptance, 1, accepted, 1, [])
         assert acceptance.at_depth(0) > 0.9
 
 
@@ -128,7 +136,7 @@ def scheduler(one: float, many: float, accepted: int, draft_s: float = 0.0) -> S
     seen(scheduler.costs, 9, many)
     scheduler.costs.observe_draft("model", 1, draft_s)
     for _ in range(100):
-        scheduler.acceptance("model").observe(8, accepted, min(8, accepted + 1), [])
+        observe(scheduler.acceptance("model"), 8, accepted, min(8, accepted + 1), [])
     return scheduler
 
 
