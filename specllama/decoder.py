@@ -128,6 +128,14 @@ class SpeculativeDecoder:
         self._draft = loaded
         self._engine.drafters = self._drafters.all(loaded)
 
+    def forget(self) -> None:
+        """Start as if nothing had been said: empty caches, drafters that remember nothing.
+
+        What the scheduler has learned about costs stays; a store on disk does too.
+        """
+        self._end_open_stream()
+        self._engine.forget()
+
     def generate(
         self,
         prompt: str | Sequence[int],

@@ -278,3 +278,52 @@ def test_a_draft_that_cannot_serve(target_file: Path, tmp_path: Path) -> None:
     with SpeculativeDecoder(target_file, wrong, options=options, strict_draft=False) as decoder:
         assert any("No draft model" in warning for warning in decoder.warnings)
         assert decoder.generate(STORY, params(3)).tokens
+
+
+class TestMemory:
+    def test_forgetting_starts_over(self, decoder: SpeculativeDecoder) -> None:
+        first = decoder.generate(STORY, params(drafter="recycle+suffix"))
+        again = decoder.generate(STORY, params(drafter="recycle+suffix"))
+        decoder.forget()
+        fresh = decoder.generate(STORY, params(drafter="recycle+suffix"))
+        assert first.text == again.text == fresh.text
+        assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+        assert fresh.usage.cached_tokens == 0
+
+    def test_a_new_generation_ends_an_open_stream(self, decoder: SpeculativeDecoder) -> None:
+        stream = decoder.stream(STORY, params())
+        next(stream)
+        other = decoder.generate(COUNT, params())
+        assert stream.result.finish_reason == "cancelled"
+        assert other.finish_reason == "length"
+
+    def test_a_predicted_text_is_drafted(self, decoder: SpeculativeDecoder) -> None:
+        plain = decoder.generate(STORY, params(24, drafter="none"))
+        drafted = decoder.generate(STORY, params(24, drafter="text", predict=plain.text))
+        assert drafted.text == plain.text
+        assert drafted.spec.by_source["text"].accepted > 12
+        assert drafted.spec.rounds < plain.spec.rounds / 2
+
+    def test_a_copied_input_is_drafted(self, decoder: SpeculativeDecoder) -> None:
+        messages = [Message("user", "Repeat: the cat sat on the mat and the dog sat on the log.")]
+        plain = decoder.chat(messages, params(24, drafter="none"))
+        copied = decoder.chat(messages, params(24, drafter="text", copy_input=True))
+        assert copied.text == plain.text
+        assert copied.spec.drafted > 0
+
+    def test_a_store_drafts_what_was_answered(
+        self, target_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path))
+        options = ModelOptions(exact=True, threads=1, n_ctx=256, store=True)
+        texts = []
+        for _ in range(2):
+            with SpeculativeDecoder(target_file, options=options) as decoder:
+                result = decoder.generate(STORY, params(24, drafter="store"))
+                texts.append(result.text)
+        assert texts[0] == texts[1]
+        assert result.spec.by_source["store"].accepted > 12
+
+    def test_a_drafter_without_its_file_says_what_to_do(self, decoder: SpeculativeDecoder) -> None:
+        with pytest.raises(UsageError, match="--ngram FILE"):
+            decoder.generate(STORY, params(drafter="ngram"))

@@ -60,12 +60,7 @@ class Report:
         busy = []
         if self.facts.get("load_average_before", [0.0])[0] > BUSY:
             busy.append("The machine was busy before the start: do not publish these figures.")
-        told = [
-            f"{s.arm.name} still knows what the target said in earlier runs of a prompt."
-            for s in self.summaries
-            if _REMEMBERS & set(s.arm.params.drafters())
-        ]
-        return [*self.notes, *idle, *told, *busy]
+        return [*self.notes, *idle, *busy]
 
     def to_dict(self, *, with_runs: bool = True) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -135,9 +130,6 @@ _LEGEND = (
 )
 
 _MOST_COLUMNS = 4
-
-_REMEMBERS = frozenset({"recycle", "staged"})
-"""Drafters that keep what the target said beyond the emptying of caches."""
 
 _COLUMNS = (
     "arm", "kind", "tok_s", "tok_s_sd", "speedup", "ci_low", "ci_high", "acceptance",

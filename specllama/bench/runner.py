@@ -128,7 +128,7 @@ class Session:
         seed = (self.seed + self.prompts.index(prompt)) % 2**64
         params = replace(arm.params, max_tokens=self.max_tokens, seed=seed)
         decoder, messages = self.decoders[arm.model], self.messages(prompt)
-        forget(decoder, params)
+        decoder.forget()
         times, own = [], []
         started = time.perf_counter()
         stream = decoder.stream_chat(messages, params, on_prompt=self.hooks.prompt)
@@ -174,11 +174,6 @@ class Session:
             else:
                 able.append(arm)
         return able, notes
-
-
-def forget(decoder: SpeculativeDecoder, params: GenerationParams) -> None:
-    """Empty the caches of the target and of the drafters that `params` names."""
-    decoder.generate([0], replace(params, max_tokens=0, seed=0))
 
 
 def measure(session: Session, arms: Sequence[Arm], repetitions: int) -> Iterator[Run]:

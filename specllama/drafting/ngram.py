@@ -91,7 +91,7 @@ class NgramDrafter(Drafter):
         if key in self._recent and length < self._recent[key].n_read:
             del self._recent[key]
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """Forget all sequences."""
         self._recent.clear()
 

@@ -101,5 +101,5 @@ class Drafter(ABC):
     def rewind(self, key: int, length: int) -> None:
         """The ids of a sequence behind the first `length` are no longer what they were."""
 
-    def close(self) -> None:
-        """Free what the drafter holds."""
+    def forget(self) -> None:
+        """Remember nothing of what was said so far (what is kept on disk stays)."""

@@ -79,7 +79,7 @@ class RecycleDrafter(Drafter):
         successors: list[int] = self._successors[token].tolist()
         return successors
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """Forget everything."""
         self._successors.fill(UNKNOWN)
 

@@ -181,10 +181,10 @@ class StagedDrafter(FollowingDrafter):
         for guesser in self._guessers:
             guesser.rewind(key, length)
 
-    def close(self) -> None:
-        """Let the guessers go."""
+    def forget(self) -> None:
+        """Forget everything, the guessers too."""
         for guesser in self._guessers:
-            guesser.close()
+            guesser.forget()
         self.stages.clear()
 
 

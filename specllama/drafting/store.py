@@ -98,23 +98,23 @@ class StoreDrafter(Drafter):
             return Proposal()
         limit = min(want.limit, int(self._factor * length))
         runs: list[Sequence[int]] = []
-        for index, where in found:
-            places = index.matches(key, length, where, _OCCURRENCES - len(runs))
+        for index in found:
+            places = index.matches(key, length, _OCCURRENCES - len(runs))
             runs += [index.following(place, limit) for place in sorted(places)]
             if len(runs) == _OCCURRENCES:
                 break
         return self._growth.propose(want, (0, runs), limit)
 
-    def _longest(self, key: bytes) -> tuple[int, list[tuple[SuffixIndex, int]]]:
-        """The longest match, and the indexes that have it, latest first, with where."""
+    def _longest(self, key: bytes) -> tuple[int, list[SuffixIndex]]:
+        """The longest match, and the indexes that have it, latest first."""
         length = self._min_match
-        found: list[tuple[SuffixIndex, int]] = []
+        found: list[SuffixIndex] = []
         for index in self._answers.indexes[::-1]:
-            matched, where = index.longest(key, length)
+            matched = index.longest(key, length)
             if matched > length:
                 length, found = matched, []
             if matched:
-                found.append((index, where))
+                found.append(index)
         return length, found
 
 

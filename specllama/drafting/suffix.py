@@ -72,6 +72,6 @@ class SuffixDrafter(Drafter):
         if length < len(self._automata.get(key, ())):
             del self._automata[key]
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """Forget all sequences."""
         self._automata.clear()

@@ -8,7 +8,7 @@ depth of DEPTH tokens). Ids are big-endian: comparing bytes then compares ids.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -19,6 +19,8 @@ DEPTH = 32
 """Tokens of context that are compared; the longest match that can be found."""
 BORDER = 0xFFFFFFFF
 _SIZE = 4
+_BLOCK = 256
+_BEHIND_ALL = b"\xff" * (_SIZE * DEPTH + 1)
 
 
 class SuffixIndex:
@@ -29,16 +31,14 @@ class SuffixIndex:
             text: >u4 [n]; the texts in reverse, BORDER before, between and behind them.
             places: <u4 [m]; all places in `text` with a token that is not its text's last, sorted
                 by the DEPTH tokens from there on.
-            tokens, starts: <u4 [k], [k + 1]; the different tokens at `places`, rising, and where in
-                `places` each begins.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[np.uint32]]) -> None:
         self.arrays = arrays
         self._text = arrays["text"].view(np.uint8).data
         self._places = arrays["places"].data
-        self._tokens = arrays["tokens"].data
-        self._starts = arrays["starts"].data
+        # Most steps of a search then stay in a list that fits into the processor's cache.
+        self._fences = [self._context(place) for place in arrays["places"][::_BLOCK].tolist()]
 
     @classmethod
     def build(cls, documents: Sequence[NDArray[np.uint32]]) -> SuffixIndex:
@@ -46,10 +46,7 @@ class SuffixIndex:
         border = np.array([BORDER], np.uint32)
         parts = [part for document in documents for part in (border, document)]
         text = np.concatenate([*parts, border])[::-1].astype(">u4")
-        places = _sorted_places(text)
-        tokens, starts = np.unique(text[places], return_index=True)
-        ends = np.append(starts, len(places)).astype("<u4")
-        return cls({"text": text, "places": places, "tokens": tokens.astype("<u4"), "starts": ends})
+        return cls({"text": text, "places": _sorted_places(text)})
 
     def __len__(self) -> int:
         """How many tokens and borders it holds."""
@@ -62,59 +59,34 @@ class SuffixIndex:
         for before, behind in pairwise(borders):
             yield text[before + 1 : behind]
 
-    def longest(self, key: bytes, least: int = 1) -> tuple[int, int]:
-        """The most tokens of a key that match anywhere, and where in `places` that is.
+    def longest(self, key: bytes, least: int = 1) -> int:
+        """The most tokens of a key that match anywhere; 0 if that is fewer than `least`."""
+        places, prefix = self._places, key[: _SIZE * least]
+        at = self._find(key)
+        contexts = [
+            self._context(places[n]) for n in range(max(0, at - 1), min(at + 1, len(places)))
+        ]
+        found = [_common(key, context) for context in contexts if context.startswith(prefix)]
+        best = max(found, default=0)
+        return best if best >= least else 0
 
-        Args:
-            least: a match of fewer tokens (at least 1) is none: 0.
-        """
-        low, high = self._span(key)
-        places, text = self._places, self._text
-        width = DEPTH * _SIZE
-        at = bisect_left(
-            places,
-            key,
-            low,
-            high,
-            key=lambda place: bytes(text[_SIZE * place : _SIZE * place + width]),
-        )
-        best, where = 0, at
-        for near in range(max(low, at - 1), min(at + 1, high)):
-            start = _SIZE * places[near]
-            if text[start : start + _SIZE * least] == key[: _SIZE * least]:
-                length = _common(key, bytes(text[start : start + width]))
-                if length > best:
-                    best, where = length, near
-        return best, where
-
-    def matches(self, key: bytes, length: int, where: int, most: int) -> list[int]:
-        """Places where the first `length` tokens of a key match: all, or `most` spread evenly.
-
-        Args:
-            where: the index in `places` of one of them, as `longest` found it.
-        """
-        places, text = self._places, self._text
-        width = length * _SIZE
-        prefix = key[:width]
-
-        def context(place: int) -> bytes:
-            return bytes(text[_SIZE * place : _SIZE * place + width])
-
-        low, high = self._span(key)
-        low = bisect_left(places, prefix, low, where, key=context)
-        high = bisect_right(places, prefix, where, high, key=context)
+    def matches(self, key: bytes, length: int, most: int) -> list[int]:
+        """Places where the first `length` tokens of a key match: all, or `most` spread evenly."""
+        prefix = key[: _SIZE * length]
+        low = self._find(prefix)
+        high = self._find(prefix + _BEHIND_ALL)
         count = min(most, high - low)
-        return [places[low + number * (high - low) // count] for number in range(count)]
+        return [self._places[low + number * (high - low) // count] for number in range(count)]
 
-    def _span(self, key: bytes) -> tuple[int, int]:
-        """The part of `places` with the key's first token, the latest of the context."""
-        if not key:
-            return 0, 0
-        token = int.from_bytes(key[:_SIZE], "big")
-        row = bisect_left(self._tokens, token)
-        if row == len(self._tokens) or self._tokens[row] != token:
-            return 0, 0
-        return self._starts[row], self._starts[row + 1]
+    def _find(self, key: bytes) -> int:
+        """The first index in `places` whose context is not below a key."""
+        block = bisect_left(self._fences, key)
+        low, high = _BLOCK * max(0, block - 1), min(_BLOCK * block, len(self._places))
+        return bisect_left(self._places, key, low, high, key=self._context)
+
+    def _context(self, place: int) -> bytes:
+        start = _SIZE * place
+        return bytes(self._text[start : start + _SIZE * DEPTH])
 
     def following(self, place: int, count: int) -> Sequence[int]:
         """Up to `count` tokens that followed a place in its text."""

@@ -85,7 +85,7 @@ class TextDrafter(Drafter):
         if alignment is not None and length < self._starts.get(key, 0) + alignment.n_read:
             self._alignments[key] = Alignment(alignment.text)
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """Forget all texts."""
         self._alignments.clear()
 

@@ -15,7 +15,7 @@ from specllama.engine.propose import Limits, Plan, propose
 from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.engine.round import Verified, verify
 from specllama.engine.sequence import Sequence
-from specllama.errors import ContextFull, UsageError
+from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
 from specllama.results import FinishReason, SpecStats
 from specllama.sampling.chain import logprob
@@ -246,10 +246,20 @@ class Engine:
         for drafter in self.drafters:
             drafter.rewind(key, length)
 
-    def close(self) -> None:
-        """Let the drafters go. The backends belong to whoever opened them."""
+    def forget(self) -> None:
+        """Empty the caches and what the drafters remember; no sequence may be alive.
+
+        Raises:
+            EngineError: one is.
+        """
+        if self._live:
+            raise EngineError("A generation is still running.", "Cancel it first.")
+        for key in self._history:
+            self._history[key] = []
+            self.cache.forget(key)
+            self._rewind_drafters(key, 0)
         for drafter in self.drafters:
-            drafter.close()
+            drafter.forget()
 
 
 def _common(first: Ids[int], second: Ids[int]) -> int:

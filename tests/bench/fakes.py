@@ -80,15 +80,15 @@ class BenchDecoder(FakeDecoder):
     log: list[str] = field(default_factory=list)
     chats: list[tuple[Any, GenerationParams]] = field(default_factory=list)
 
+    def forget(self) -> None:
+        self.log.append("forget")
+
     def _start(
         self, prompt: Any, words: int, params: GenerationParams, on_prompt: OnPrompt | None
     ) -> FakeStream:
         drafts = bool(params.drafters())
-        if params.max_tokens == 0:
-            self.log.append(f"forget {params.drafter}")
-        else:
-            self.log.append("drafting" if drafts else "plain")
-            self.chats.append((prompt, params))
+        self.log.append("drafting" if drafts else "plain")
+        self.chats.append((prompt, params))
         reply = self.drafting if drafts else self.plain
         if self.interrupt_at is not None and len(self.chats) == self.interrupt_at:
             reply = replace(reply, interrupt_after=1)

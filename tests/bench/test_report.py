@@ -16,7 +16,6 @@ from specllama.bench import plots
 from specllama.bench.report import Report
 from specllama.bench.runner import Arm, Run
 from specllama.errors import UsageError
-from specllama.options import GenerationParams
 from tests.bench.fakes import DRAFTING, PLAIN, make_run, spec
 
 KINDS = ("chat", "code")
@@ -173,12 +172,6 @@ def test_remarks() -> None:
     assert found[:2] == ["Interrupted.", "fast | furious drafted nothing."]
     assert "busy" in found[2] and len(found) == 3
     assert report().remarks == []
-
-
-def test_drafters_that_remember_are_told() -> None:
-    arm = replace(FAST, params=GenerationParams(drafter="suffix+recycle"))
-    (remark,) = Report(FACTS, [arm], runs_of(arm, [1.0])).remarks
-    assert remark.startswith("fast | furious still knows what the target said")
 
 
 def test_a_run_without_tokens_breaks_nothing() -> None:

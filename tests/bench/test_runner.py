@@ -37,7 +37,7 @@ def test_arms_take_turns_there_and_back() -> None:
 def test_every_run_starts_from_empty_caches() -> None:
     decoder = BenchDecoder()
     list(measure(session(decoder), [PLAIN, DRAFTING], 1))
-    assert decoder.log == ["forget none", "plain", "forget auto", "drafting"]
+    assert decoder.log == ["forget", "plain", "forget", "drafting"]
 
 
 def test_all_arms_have_the_same_seed_on_a_prompt_and_a_fresh_conversation() -> None:

@@ -111,7 +111,7 @@ def test_sequences_do_not_see_each_other() -> None:
     first, second = [1, 2, 3, 1, 2], [1, 2, 4, 1, 2]
     proposals = lookup.propose([want(first, key=0), want(second, key=1), want([1, 2], key=2)])
     assert [p.tokens[:1] for p in proposals] == [(3,), (4,), ()]
-    lookup.close()
+    lookup.forget()
     (proposal,) = lookup.propose([want([8, 1, 2])])
     assert len(proposal) == 0
 

@@ -80,7 +80,7 @@ def test_the_lists_are_the_largest_logits(seed: int, n_vocab: int, ties: bool) -
 
 def test_close_forgets_everything() -> None:
     drafter = taught({1: [2]})
-    drafter.close()
+    drafter.forget()
     assert len(propose(drafter, 1)) == 0
 
 

@@ -136,7 +136,7 @@ def test_the_scheduler_ends_a_chain() -> None:
 def test_close_forgets_everything() -> None:
     lookup = drafter()
     lookup.propose([want([1, 2, 3, 1, 2])])
-    lookup.close()
+    lookup.forget()
     (proposal,) = lookup.propose([want([8, 1, 2])])
     assert len(proposal) == 0
 

@@ -264,7 +264,7 @@ def test_a_repair_in_the_middle_of_a_reply_keeps_the_prediction() -> None:
 
 def test_close_forgets_everything() -> None:
     closed = drafter(TEXT)
-    closed.close()
+    closed.forget()
     (proposal,) = closed.propose([want([*PROMPT, A])])
     assert len(proposal) == 0
 
