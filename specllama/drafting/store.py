@@ -121,6 +121,9 @@ class StoreDrafter(Drafter):
 def _ways(place: Runs) -> Ways[Runs]:
     """How the runs go on, most frequent first; of equals, the latest answer's."""
     depth, runs = place
+    if len(runs) == 1:
+        (run,) = runs
+        return [(run[depth], 1.0, (depth + 1, runs))] if depth < len(run) else []
     by_token: dict[int, list[Sequence[int]]] = {}
     for run in runs:
         if depth < len(run):
