@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "A.gguf").symlink_to(target)
         (tmp_path / "B.gguf").symlink_to(builtin.find_draft() or target)
     (tmp_path / "notes.txt").write_text("The ferry leaves at nine from the north pier.\n")
+    (tmp_path / "page.txt").write_text("The ferri leaves at nine form the north pier.\n")
     return tmp_path
 
 
