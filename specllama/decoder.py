@@ -21,6 +21,7 @@ from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.cache import Progress
+from specllama.llama.selftest import batch_difference
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
 from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
@@ -90,8 +91,18 @@ class SpeculativeDecoder:
                 f"{self.target_name} has no chat template; using a generic one "
                 "(--chat-template FILE gives another)."
             )
+        if self.options.exact:
+            self._check_exactness()
         self.load_s = time.perf_counter() - started
         self._load_s_to_report = self.load_s
+
+    def _check_exactness(self) -> None:
+        difference = batch_difference(self._target.context, _EXACT_BATCH)
+        if difference > 0.0:
+            self.warnings.append(
+                f"Not bit-exact here: logits of batches differ by up to {difference:.2g} from "
+                "single tokens, so texts may differ where two tokens are nearly equal."
+            )
 
     @property
     def target_name(self) -> str:

@@ -1,0 +1,56 @@
+"""The self-test of `--exact`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specllama import ModelOptions, SpeculativeDecoder
+from specllama.llama.context import Context
+from specllama.llama.selftest import batch_difference
+from tests.engine.fake_model import FakeModel, language
+
+
+class Rounding(FakeModel):
+    """A machine whose batches come out a little different."""
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> NDArray[np.float32]:
+        rows = super().decode(tokens, positions, sequences, outputs)
+        return rows + np.float32(0.25) if len(tokens) > 1 else rows
+
+
+def test_finds_a_difference() -> None:
+    assert batch_difference(FakeModel(language(1)), 7) == 0.0
+    assert batch_difference(Rounding(language(1)), 7) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_leaves_nothing_behind() -> None:
+    backend = FakeModel(language(1))
+    batch_difference(backend, 7)
+    assert backend.length(0) == 0
+
+
+@pytest.mark.model
+def test_exact_says_where_it_is_not(target_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ModelOptions(exact=True, threads=1, n_ctx=256)
+    with SpeculativeDecoder(target_file, options=options) as decoder:
+        assert decoder.warnings == []
+    real = Context.decode
+
+    def rounding(self: Context, tokens: Sequence[int], *rest: object) -> NDArray[np.float32]:
+        rows = real(self, tokens, *rest)  # type: ignore[arg-type]
+        return rows + np.float32(0.25) if len(tokens) > 2 else rows
+
+    monkeypatch.setattr(Context, "decode", rounding)
+    with SpeculativeDecoder(target_file, options=options) as decoder:
+        assert any("Not bit-exact here" in warning for warning in decoder.warnings)
