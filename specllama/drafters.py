@@ -13,6 +13,7 @@ from specllama.drafting.recycle import RecycleDrafter
 from specllama.drafting.staged import StagedDrafter
 from specllama.drafting.store import StoreDrafter, open_store
 from specllama.drafting.suffix import SuffixDrafter
+from specllama.drafting.suffix_index import DEPTH
 from specllama.drafting.text import TextDrafter
 from specllama.drafting.tree import TreeDrafter
 from specllama.errors import SpecllamaError, UsageError
@@ -60,7 +61,9 @@ class Drafters:
 
     def _open_store(self) -> StoreDrafter | None:
         try:
-            return StoreDrafter(open_store(self._target.model.path), self._is_end)
+            store = StoreDrafter(open_store(self._target.model.path), self._is_end)
+            self.warnings += store.warnings
+            return store
         except (SpecllamaError, OSError) as error:
             self.warnings.append(f"No store of answers: {error}")
             return None
@@ -93,7 +96,7 @@ class Drafters:
         """Expect the reply of a sequence that was just added to resemble these ids."""
         self._text.predict(key, text)
 
-    def remember(self, ids: Sequence[int]) -> None:
-        """Keep a finished answer, prompt included, if there is a store."""
+    def remember(self, ids: Sequence[int], n_prompt: int) -> None:
+        """Keep a finished answer and the end of its prompt, if there is a store."""
         if self._store is not None:
-            self._store.remember(ids)
+            self._store.remember(ids[max(0, n_prompt - DEPTH) :])

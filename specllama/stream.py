@@ -40,7 +40,7 @@ class Stream(Iterator[StreamEvent]):
         at_start: bool,
         load_s: float,
         on_prompt: Progress | None,
-        on_answer: Callable[[Sequence[int]], None],
+        on_answer: Callable[[Sequence[int], int], None],
     ) -> None:
         self._engine = engine
         self._on_answer = on_answer
@@ -180,7 +180,7 @@ class Stream(Iterator[StreamEvent]):
     def _conclude(self, reason: FinishReason) -> None:
         live = self._live
         if reason in ("stop", "length"):
-            self._on_answer(live.ids)
+            self._on_answer(live.ids, live.n_prompt)
         live.stats.inner = self._engine.inner_stats(live)
         self._result = Generation(
             text="".join(event.text for event in self._given),

@@ -189,7 +189,8 @@ class Engine:
         cut = used <= len(path)
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)
-        live.account.settle(seconds, used)
+        usual = self.scheduler.round_s(plan.asked, 1 + len(proposal), max(1, len(proposal)))
+        live.account.settle(seconds, usual, used)
         if len(proposal):
             self.scheduler.acceptance(proposal.source).observe(
                 verified.steps(), plan.confidences, n_nodes=len(proposal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specllama.drafting.protocol import Drafter, Want
 from specllama.engine.sequence import Sequence as Live
@@ -25,11 +25,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one sequence brings to a round, and the tokens per second to expect of it."""
+    """What one sequence brings to a round.
+
+    Attributes:
+        rate: tokens per second to expect of it.
+        asked: the last drafter that was asked, "" for none.
+    """
 
     proposal: Proposal = field(default_factory=Proposal)
     confidences: Sequence[float] = ()
     rate: float = 0.0
+    asked: str = ""
 
 
 def propose(
@@ -150,7 +156,9 @@ def _ask(
         policy = policies[live.key]
         rate = policy.rate(len(proposal)) if len(proposal) else 0.0
         if rate > plans[live.key].rate:
-            plans[live.key] = Plan(proposal, policy.confidences, rate)
+            plans[live.key] = Plan(proposal, policy.confidences, rate, drafter.name)
+        else:
+            plans[live.key] = replace(plans[live.key], asked=drafter.name)
 
 
 def _want(

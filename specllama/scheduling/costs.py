@@ -51,6 +51,10 @@ class Costs:
         """One proposal of `n_levels` tokens in a row, however many beside each other."""
         self._level[name] = self._typical(f"{name}, level", seconds / max(1, n_levels))
 
+    def measured(self, n_tokens: int) -> bool:
+        """Whether target decodes of this size were measured."""
+        return n_tokens in self._target
+
     @property
     def known(self) -> bool:
         """Whether plain decoding was measured."""

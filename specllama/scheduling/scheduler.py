@@ -20,6 +20,7 @@ from specllama.verification.types import Proposal
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _FIRST_PROBE = 16
+_HICCUP = 2.0
 _LAST_PROBE = 256
 PROBE_TOKENS = 2
 _FIRST_TREE = (2, 2, 1)
@@ -63,6 +64,15 @@ class Scheduler:
             age, shape = 0, PlannedShape(topology or ((),))
         self._plans[name] = (age + 1, shape)
         return shape
+
+    def round_s(self, name: str, n_tokens: int, n_drafted: int) -> float:
+        """Seconds that a round usually takes: a batch of `n_tokens`, and drafting before it.
+
+        Infinity where no such batch was measured: a guess excuses nothing.
+        """
+        if not self.costs.measured(n_tokens):
+            return math.inf
+        return self.costs.target_s(n_tokens) + n_drafted * self.costs.draft_s(name)
 
     def plain_rate(self) -> float:
         """Tokens per second without drafts."""
@@ -122,10 +132,17 @@ class Account:
         """Drafting pays again: probe soon when it stops to."""
         self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
 
-    def settle(self, seconds: float, n_emitted: int) -> None:
-        """Book one round of this sequence."""
+    def settle(self, seconds: float, usual: float, n_emitted: int) -> None:
+        """Book one round of this sequence.
+
+        Args:
+            seconds: what it took.
+            usual: what such a round usually takes; a hiccup of the machine, which would have hit
+                plain decoding as well, counts as no more than twice that.
+            n_emitted: tokens it gave.
+        """
         if self._scheduler.costs.known:
-            self._elapsed += seconds
+            self._elapsed += min(seconds, _HICCUP * usual)
             self._plain += n_emitted * self._scheduler.costs.target_s(1)
 
 

@@ -163,17 +163,24 @@ class TestAccount:
         known = scheduler(0.01, 0.01, 8)
         account = Account(known)
         assert account.within_budget
-        account.settle(0.05, 1)
+        account.settle(0.05, 1.0, 1)
         assert not account.within_budget
         for _ in range(200):
-            account.settle(0.01, 1)
+            account.settle(0.01, 1.0, 1)
         assert account.within_budget, "the share grows with what is said"
 
     def test_gains_are_kept(self) -> None:
         account = Account(scheduler(0.01, 0.01, 8))
-        account.settle(0.01, 9)
-        account.settle(0.05, 1)
+        account.settle(0.01, 1.0, 9)
+        account.settle(0.05, 1.0, 1)
         assert account.within_budget
+
+    def test_a_hiccup_counts_as_two_rounds(self) -> None:
+        account = Account(scheduler(0.01, 0.01, 8))
+        account.settle(1.0, 0.01, 1)
+        assert account.within_budget
+        account.settle(1.0, 0.02, 1)
+        assert not account.within_budget
 
     def test_nothing_is_risked_before_a_plain_decode(self) -> None:
         assert not Account(Scheduler()).may_draft
