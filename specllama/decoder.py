@@ -115,6 +115,11 @@ class SpeculativeDecoder:
         return self._draft.name if self._draft else None
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that have something to draft from."""
+        return tuple(drafter.name for drafter in self._engine.drafters)
+
+    @property
     def n_ctx(self) -> int:
         """Context length in tokens."""
         return self._target.context.n_ctx

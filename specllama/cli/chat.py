@@ -193,12 +193,14 @@ class Chat:
         """What drafts at the moment."""
         if not self.session.drafting:
             return "drafting off"
+        params = self.session.params
+        idle = set() if params.predict or params.copy_input else {"text"}
         names = [
             f"model ({self.decoder.draft_name})" if name == "model" else name
-            for name in self.session.params.drafters()
-            if name != "model" or self.decoder.draft_name
+            for name in params.drafters()
+            if name in self.decoder.drafters and name not in idle
         ]
-        length = self.session.params.draft_max
+        length = params.draft_max
         return f"drafting on: {' + '.join(names) or 'no draft model'}, up to {length} tokens"
 
     def _play(self, shown: _Shown, start: Start) -> Generation:

@@ -37,7 +37,7 @@ def prune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
-    """Make a smaller model out of some of a model's layers, to draft for it.
+    """Make a draft by leaving layers of a model out.
 
     Layers are numbered from 0. Nothing is trained: this is for large targets and experiments.
     """

@@ -166,6 +166,10 @@ class FakeDecoder:
     drafts: list[str | None] = field(default_factory=list)
     closed: bool = False
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        return ("text", "suffix", *(("model",) if self.draft_name else ()))
+
     def stream(
         self,
         prompt: str | Sequence[int],
