@@ -138,6 +138,7 @@ class BareLoop:
 
     def __init__(self, model: Path, options: ModelOptions) -> None:
         from specllama.llama import library
+        from specllama.llama.context import default_threads
 
         self._lib = lib = library.load()
         self._model = lib.llama_model_load_from_file(
@@ -145,8 +146,7 @@ class BareLoop:
         )
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch = options.n_ctx, options.n_batch
-        if options.threads:
-            params.n_threads = params.n_threads_batch = options.threads
+        params.n_threads = params.n_threads_batch = options.threads or default_threads()
         self._context = lib.llama_init_from_model(self._model, params)
         self._vocab = lib.llama_model_get_vocab(self._model)
         self._n_vocab = lib.llama_vocab_n_tokens(self._vocab)

@@ -53,6 +53,8 @@ def propose(
         limits: what each sequence (by key) may draft now.
     """
     able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
+    if not able:
+        return [Plan() for _ in lives]
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     plans = {live.key: Plan() for live in lives}
     for drafter in drafters:
@@ -69,6 +71,8 @@ def propose(
 
 
 def _may_draft(live: Live) -> bool:
+    if not live.request.drafters:
+        return False
     return not live.request.adaptive or live.account.may_draft
 
 
