@@ -27,11 +27,12 @@ from specllama.hub.resolve import resolve
 N_HELP = 7
 GREEDY = SamplingParams(temperature=0.0)
 WAYS: dict[str, dict[str, Any]] = {
-    "plain, greedy": {"drafter": "none", "sampling": GREEDY},
-    "plain, sampled": {"drafter": "none"},
-    "draft, greedy": {"sampling": GREEDY},
-    "draft, rejection": {"verify": "rejection"},
-    "draft, coupled": {"verify": "coupled"},
+    "plain, greedy": {"drafter": "none", "sampling": GREEDY, "logprobs": False},
+    "plain, sampled": {"drafter": "none", "logprobs": False},
+    "same, logprobs": {"drafter": "none"},
+    "draft, greedy": {"sampling": GREEDY, "logprobs": False},
+    "draft, rejection": {"verify": "rejection", "logprobs": False},
+    "draft, coupled": {"verify": "coupled", "logprobs": False},
 }
 
 
@@ -109,7 +110,7 @@ def measure_ratio(
     Raises:
         SystemExit: the two did not say the same.
     """
-    params = GenerationParams(max_tokens=n_tokens, drafter="none", sampling=GREEDY)
+    params = GenerationParams(max_tokens=n_tokens, drafter="none", sampling=GREEDY, logprobs=False)
     ours, bare = [], []
     with_bare = BareLoop(resolve(decoder.target_name, "target").path, options)
     for prompt in PROMPTS:

@@ -98,6 +98,7 @@ class GenerationParams:
         copy_input: the prompt itself is such a text (corrections, rewriting).
         draft_max: the most tokens drafted in a row.
         draft_p_min: stop drafting when the draft's top probability is below this.
+        logprobs: tell the log-probability of each token, which costs a pass over the vocabulary.
         adaptive: let the scheduler choose lengths; False always drafts `draft_max`.
     """
 
@@ -113,6 +114,7 @@ class GenerationParams:
     copy_input: bool = False
     draft_max: int = 16
     draft_p_min: float = 0.0
+    logprobs: bool = True
     adaptive: bool = True
 
     def __post_init__(self) -> None:

@@ -19,14 +19,14 @@ class StreamEvent:
         text: the text this event completes; "" while a character or a possible stop string is
             still open (it then comes with a later event).
         logprob: natural log-probability of the token under the target's own softmax, before the
-            sampling chain.
+            sampling chain; None if it was not asked for.
         from_draft: the token came from a drafter and was accepted.
         source: name of that drafter, "" for the target's own tokens.
     """
 
     id: int
     text: str
-    logprob: float
+    logprob: float | None
     from_draft: bool
     source: str = ""
 
@@ -142,7 +142,7 @@ class Generation:
     Attributes:
         text: the reply, cut before a stop string.
         tokens: ids of exactly that text (an end-of-generation token is not among them).
-        logprobs: per token, see StreamEvent.
+        logprobs: per token, see StreamEvent; empty if they were not asked for.
         finish_reason: why it ended.
         seed: the seed that was used, also when it was drawn; giving it again repeats the text.
         guarantee: one sentence saying what the verification rule promised for this run.

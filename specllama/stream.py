@@ -73,6 +73,7 @@ class Stream(Iterator[StreamEvent]):
             watch=self._watch,
             drafters=tuple(name for name in params.drafters() if name in loaded),
             shape=_shape(params, self._rule),
+            logprobs=params.logprobs,
             draft_max=params.draft_max,
             draft_p_min=params.draft_p_min,
             adaptive=params.adaptive,
@@ -185,7 +186,7 @@ class Stream(Iterator[StreamEvent]):
         self._result = Generation(
             text="".join(event.text for event in self._given),
             tokens=[event.id for event in self._given],
-            logprobs=[event.logprob for event in self._given],
+            logprobs=[e.logprob for e in self._given if e.logprob is not None],
             finish_reason=reason,
             usage=Usage(live.n_prompt, len(self._given), live.n_cached),
             timings=self._clock.timings(self._load_s),

@@ -163,6 +163,7 @@ class ChatSession:
         self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
 
     def _ask(self, question: str, params: GenerationParams, play: Play) -> Generation:
+        params = replace(params, logprobs=False)
         messages = self.messages(checked_text(question))
         generation = play(
             lambda on_prompt: self.decoder.stream_chat(messages, params, on_prompt=on_prompt)

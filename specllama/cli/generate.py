@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -59,6 +59,8 @@ def generate(
     run = model_flags.resolve(flags)
     if raw and run.system:
         raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
+    shows_logprobs = jsonl or out.mode == "json"
+    run = replace(run, params=replace(run.params, logprobs=shows_logprobs))
     with Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
     with decoder:

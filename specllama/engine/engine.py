@@ -182,7 +182,8 @@ class Engine:
                 live.finish = "stop"
                 break
             source = proposal.source if used <= len(path) else ""
-            events.append(TokenEvent(live.key, token, logprob(verified.row(parent), token), source))
+            told = logprob(verified.row(parent), token) if live.request.logprobs else None
+            events.append(TokenEvent(live.key, token, told, source))
             self._append(live, token)
             if live.finish is not None:
                 break

@@ -27,7 +27,7 @@ class Request:
             (this one included) and stop. That is how stop strings reach an engine without text.
         drafters: names, in order of preference; empty for plain decoding.
         shape: how trees of a draft model grow; None lets the scheduler plan them.
-        draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
+        logprobs, draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
     """
 
     ids: Sequence[int]
@@ -39,6 +39,7 @@ class Request:
     watch: Callable[[int], int | None] | None = None
     drafters: tuple[str, ...] = ()
     shape: Shape | None = None
+    logprobs: bool = True
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True
@@ -50,7 +51,7 @@ class TokenEvent:
 
     key: int
     id: int
-    logprob: float
+    logprob: float | None
     source: str
 
 

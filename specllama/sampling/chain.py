@@ -111,11 +111,10 @@ class Sampler:
             weights = [math.exp(values[place] - top) for place in order]
             likely = likely[: _count_to(weights, params.top_p * math.fsum(weights))]
         cold = max(params.temperature, _COLDEST)
-        chosen = sorted(likely)
-        scaled = np.array([math.exp((values[place] - top) / cold) for place in chosen])
-        law = Distribution.from_weights(np.array([ids[place] for place in chosen]), scaled)
-        assert law is not None  # the largest weight is 1
-        return law
+        scaled = {place: math.exp((values[place] - top) / cold) for place in sorted(likely)}
+        total = math.fsum(scaled.values())
+        kept = [(ids[place], weight / total) for place, weight in scaled.items() if weight > 0.0]
+        return Distribution(np.array([id for id, _ in kept]), np.array([p for _, p in kept]))
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
         """The row after bias and penalties; the row itself when neither applies.

@@ -5,6 +5,8 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 2408.07978). The others draw from an ordinary stream.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _CHUNK = 1 << 15
 # Laws up to this size take a logarithm of every element without asking which ones matter.
 _FEW = 512
+_VERY_FEW = 24
 
 
 class SharedNoise:
@@ -47,11 +50,24 @@ class SharedNoise:
         """
         if len(law.ids) == 1:
             return [int(law.ids[0])]
+        if len(law.ids) <= _VERY_FEW:
+            return self._children_of_few(law, position, count)
         key = self._position_key(position)
         slices = [slice(start, start + _CHUNK) for start in range(0, len(law.ids), _CHUNK)]
         parts = [_contenders(law.ids[part], law.probs[part], key, count) for part in slices]
         ids = np.concatenate([part[0] for part in parts])
         return _smallest(ids, np.concatenate([part[1] for part in parts]), count)
+
+    def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
+        """The same in plain Python: after a decode, array calls are slow (see chain.py)."""
+        key = int(self._position_key(position))
+        scores = []
+        for token, prob in zip(law.ids.tolist(), law.probs.tolist(), strict=True):
+            uniform = ((_mix(key + token & _MASK) >> 12) + 0.5) * 2.0**-52
+            scores.append((max(-math.log1p(-uniform), uniform) / prob, token))
+        if count == 1:
+            return [min(scores)[1]]
+        return [token for _, token in sorted(scores)[:count]]
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
