@@ -100,6 +100,7 @@ class Stream(Iterator[StreamEvent]):
                         ended = event
                     else:
                         self._take(event)
+                self._clock.round_done()
                 if ended is None and not self._text.holds:
                     yield from self._release()
         finally:
@@ -229,7 +230,7 @@ class _Clock:
         self._n_prompt = 0
         self._first = self._last = self._started
         self._first_inside = self._inside = 0.0
-        self._n_tokens = 0
+        self._n_tokens = self._n_counted = 0
 
     def prompt_done(self, n_decoded: int) -> None:
         """The prompt is read, all but its last token."""
@@ -239,10 +240,15 @@ class _Clock:
     def token(self) -> None:
         """A token is out."""
         self._last = time.perf_counter()
-        self._inside = self._engine.seconds_inside()
         if self._n_tokens == 0:
-            self._first, self._first_inside = self._last, self._inside
+            self._first, self._first_inside = self._last, self._engine.seconds_inside()
         self._n_tokens += 1
+
+    def round_done(self) -> None:
+        """All tokens of a round are out."""
+        if self._n_tokens > self._n_counted:
+            self._inside = self._engine.seconds_inside()
+            self._n_counted = self._n_tokens
 
     def timings(self, load_s: float) -> Timings:
         """The figures, at the end."""

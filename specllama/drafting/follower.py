@@ -115,9 +115,9 @@ class FollowingDrafter(Drafter):
         self._follower = follower
 
     @property
-    def seconds(self) -> float:
-        """Seconds spent inside the draft model's calls so far."""
-        return self._follower.backend.seconds
+    def backend(self) -> Backend:
+        """The draft model's context."""
+        return self._follower.backend
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Read a prompt, all but its last token."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.shapes import Shape
+from specllama.llama.cache import Backend
 from specllama.results import SpecStats
 from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Chance, Proposal
@@ -80,9 +81,9 @@ class Drafter(ABC):
     learns: bool = False
 
     @property
-    def seconds(self) -> float:
-        """Seconds inside a model's calls; 0 for drafters without a model."""
-        return 0.0
+    def backend(self) -> Backend | None:
+        """The context of a draft model, None without one; drafters may share it."""
+        return None
 
     @abstractmethod
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:

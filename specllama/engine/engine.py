@@ -55,7 +55,8 @@ class Engine:
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
-        return self.backend.seconds + sum(drafter.seconds for drafter in self.drafters)
+        drafts = {id(d.backend): d.backend.seconds for d in self.drafters if d.backend is not None}
+        return self.backend.seconds + sum(drafts.values())
 
     def inner_stats(self, live: Sequence) -> SpecStats | None:
         """Statistics of the speculation inside a staged drafter, if this sequence used one."""

@@ -26,27 +26,20 @@ Row = NDArray[np.float32]
 _BLOCK = 64
 _FIRST_PREFIX = 256
 _FEW = 128
-_MANY = 256
-_FIRST_REACH = np.float32(8.0)
 _PIECE = 1 << 14
 # The least temperature above 0 that float32 can divide by: greedy but for exact ties.
 _COLDEST = 1e-30
 
 
 class Sampler:
-    """The sampling chain of one request.
+    """The sampling chain of one request; it keeps no state between calls."""
 
-    It keeps no state between calls but a guess, which makes them quicker and never different: how
-    far below the largest logit the last of top-k was found.
-    """
-
-    __slots__ = ("_bias", "_bias_ids", "_params", "_reach")
+    __slots__ = ("_bias", "_bias_ids", "_params")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
-        self._reach = _FIRST_REACH
 
     def distribution(self, logits: Row, history: Sequence[int]) -> Distribution:
         """The law of the next token.
@@ -66,7 +59,7 @@ class Sampler:
             return Distribution.point(best)
         if 0 < params.top_k < len(row):
             if params.top_k <= _FEW and params.typical_p >= 1.0:
-                found = self._about_top_k(row)
+                found = _about_largest(row, params.top_k)
                 return self._law_of_few(found.tolist(), row[found].tolist())
             ids: IntArray = largest(row, params.top_k)
             values = row[ids]
@@ -81,17 +74,6 @@ class Sampler:
         law = Distribution.from_weights(ids, _weights(values, top, params.temperature))
         assert law is not None  # the largest weight is 1
         return law
-
-    def _about_top_k(self, row: Row) -> IntArray:
-        """Positions, rising, of the top-k, or of some more where those are quicker to tell."""
-        count = self._params.top_k
-        top = row.max()
-        _check_finite(float(top))
-        found = np.flatnonzero(row >= top - self._reach)
-        if not count <= len(found) <= _MANY:
-            found = largest(row, count)
-            self._reach = np.float32(1.2) * (top - row[found].min())
-        return found
 
     def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution:
         """Top-k, top-p, min-p and temperature over a few candidates (ids rising).
@@ -188,6 +170,30 @@ def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
     candidates = values[found]
     enough: IntArray = found[_not_below(candidates, _kth_largest(candidates, count))]
     return enough
+
+
+def _about_largest(row: Row, count: int) -> IntArray:
+    """Positions, rising, of the `count` largest values and of a few more that are cheap to find.
+
+    One pass over the row: only columns whose maximum reaches the bound can hold any of them.
+
+    Raises:
+        EngineError: the largest value is not finite.
+    """
+    columns = len(row) // _BLOCK
+    if count > columns // 4:
+        _check_finite(float(row.max()))
+        return largest(row, count)
+    table, tail = row[: columns * _BLOCK].reshape(_BLOCK, columns), row[columns * _BLOCK :]
+    maxima = table.max(axis=0)
+    _check_finite(float(max(maxima.max(), tail.max(initial=-np.inf))))
+    bound = _kth_largest(maxima, count)
+    near = np.flatnonzero(maxima >= bound)
+    blocks, columns_of = np.nonzero(table[:, near] >= bound)
+    found: IntArray = blocks * columns + near[columns_of]
+    if len(tail):
+        found = np.append(found, np.flatnonzero(tail >= bound) + columns * _BLOCK)
+    return found
 
 
 def _not_below(values: NDArray[np.floating], bound: np.floating) -> IntArray:

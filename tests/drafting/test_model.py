@@ -11,6 +11,8 @@ from specllama.drafting.follower import Follower
 from specllama.drafting.model import ModelDrafter
 from specllama.drafting.protocol import Want
 from specllama.drafting.shapes import FixedShape
+from specllama.drafting.tree import TreeDrafter
+from specllama.engine.engine import Engine
 from specllama.sampling.chain import Sampler
 from specllama.sampling.noise import RandomStream, SharedNoise
 from specllama.sampling.params import SamplingParams
@@ -144,3 +146,12 @@ def test_rewritten_ids_need_a_rewind() -> None:
     drafter.rewind(0, 1)
     (proposal,) = drafter.propose([want([1, 9, 3, 4])])
     assert proposal.tokens == said([1, 9, 3, 4], 4)
+
+
+def test_drafters_that_share_a_model_count_its_time_once() -> None:
+    words = language(1)
+    target, draft = FakeModel(words), FakeModel(words)
+    target.seconds, draft.seconds = 2.0, 0.5
+    follower = Follower(draft)
+    engine = Engine(target, [ModelDrafter(follower), TreeDrafter(follower, first_branch=1)])
+    assert engine.seconds_inside() == 2.5
