@@ -40,6 +40,10 @@ class SpeculativeDecoder:
     Args:
         target: a GGUF file, an alias, a built-in name, or `user/repo:QUANT` from the cache.
         draft: the same, a model with the target's vocabulary; None drafts without a model.
+        gamma: the papers' setting: calls that give no params draft exactly `gamma` tokens a round
+            with the draft model (rejection, Leviathan et al. 2023; coupled when a seed is given).
+            None leaves drafters and lengths to the scheduler. Other rules at a fixed length:
+            `GenerationParams(verify="block", drafter="model", draft_max=gamma, adaptive=False)`.
         options: how both are loaded.
         strict_draft: raise when the draft cannot serve; False notes it in `warnings` and goes on
             without a draft model.
@@ -60,6 +64,7 @@ class SpeculativeDecoder:
         self,
         target: str | Path,
         draft: str | Path | None = None,
+        gamma: int | None = None,
         *,
         options: ModelOptions | None = None,
         strict_draft: bool = True,
@@ -68,6 +73,7 @@ class SpeculativeDecoder:
     ) -> None:
         started = time.perf_counter()
         self.options = options or ModelOptions()
+        self._defaults = _papers_setting(gamma)
         self.warnings: list[str] = []
         self._on_progress = on_progress
         self._draft: DraftModel | None = None
@@ -222,7 +228,7 @@ class SpeculativeDecoder:
         *,
         at_start: bool,
     ) -> Stream:
-        params = params or GenerationParams()
+        params = params or self._defaults
         self._checked(tuple(params.sampling.logit_bias))
         self._drafters.require(params.drafters())
         self._end_open_stream()
@@ -291,3 +297,9 @@ class SpeculativeDecoder:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _papers_setting(gamma: int | None) -> GenerationParams:
+    if gamma is None:
+        return GenerationParams()
+    return GenerationParams(drafter="model", draft_max=gamma, adaptive=False)

@@ -327,3 +327,16 @@ class TestMemory:
     def test_a_drafter_without_its_file_says_what_to_do(self, decoder: SpeculativeDecoder) -> None:
         with pytest.raises(UsageError, match="--ngram FILE"):
             decoder.generate(STORY, params(drafter="ngram"))
+
+
+def test_gamma_as_in_the_papers(target_file: Path, draft_file: Path) -> None:
+    options = ModelOptions(threads=1, n_ctx=256)
+    with SpeculativeDecoder(target_file, draft_file, 3, options=options) as decoder:
+        stream = decoder.stream(STORY)
+        for _ in range(20):
+            next(stream)
+        stream.close()
+    spec = stream.result.spec
+    assert stream.result.verify == "rejection"
+    assert spec.drafted == 3 * spec.rounds
+    assert list(spec.by_source) == ["model"]

@@ -45,7 +45,7 @@ class Engine:
         linear: bool = False,
     ) -> None:
         self.cache = TokenCache(target)
-        self.drafters = list(drafters)
+        self.drafters = list(drafters)  # also finds their models
         self.scheduler = Scheduler()
         self._max_batch = max_batch or target.n_batch
         self._linear = linear
@@ -55,8 +55,18 @@ class Engine:
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
-        drafts = {id(d.backend): d.backend.seconds for d in self.drafters if d.backend is not None}
-        return self.backend.seconds + sum(drafts.values())
+        return sum(model.seconds for model in self._models)
+
+    @property
+    def drafters(self) -> list[Drafter]:
+        """The drafters at hand; requests name the ones they want."""
+        return self._drafters
+
+    @drafters.setter
+    def drafters(self, drafters: Ids[Drafter]) -> None:
+        self._drafters = list(drafters)
+        drafts = {id(d.backend): d.backend for d in drafters if d.backend is not None}
+        self._models = [self.backend, *drafts.values()]
 
     def inner_stats(self, live: Sequence) -> SpecStats | None:
         """Statistics of the speculation inside a staged drafter, if this sequence used one."""
