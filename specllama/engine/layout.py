@@ -29,12 +29,17 @@ class Layout:
         return (key, *self.branches)
 
 
+_NOTHING = Layout([], ())
+
+
 def lay_out(proposal: Proposal, key: int, spare: Sequence[int]) -> Layout:
     """Give every leaf an id: the sequence's own to the first, then spare ones.
 
     Raises:
         ValueError: more leaves than ids (a drafter's limit is set so that this cannot happen).
     """
+    if not len(proposal):
+        return _NOTHING
     parents = set(proposal.parents)
     leaves = [node for node in range(len(proposal)) if node not in parents]
     if len(leaves) > 1 + len(spare):

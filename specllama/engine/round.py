@@ -121,13 +121,14 @@ class _Batch:
         self.positions += range(held, len(live.ids))
         self.sequences += [layout.pending(live.key)] * len(pending)
         self.outputs += [False] * (len(pending) - 1) + [True]
-        self.tokens += proposal.tokens
-        before = len(live.ids) - 1
-        self.positions += [before + depth for depth in proposal.depths()]
-        self.sequences += layout.nodes
-        self.outputs += [True] * len(proposal)
         self.first_rows.append(self._n_rows)
         self._n_rows += 1 + len(proposal)
+        if len(proposal):
+            self.tokens += proposal.tokens
+            before = len(live.ids) - 1
+            self.positions += [before + depth for depth in proposal.depths()]
+            self.sequences += layout.nodes
+            self.outputs += [True] * len(proposal)
 
 
 def _row(rows: NDArray[np.float32], first: int) -> Callable[[int], NDArray[np.float32]]:
@@ -159,6 +160,8 @@ def _commit(cache: TokenCache, verified: Verified, layout: Layout, linear: bool)
     """
     live, proposal, path = verified.live, verified.proposal, verified.verdict.path
     cache.record(live.key, live.ids[cache.length(live.key) :])
+    if not len(proposal):
+        return
     home = live.key
     if path and not linear and live.key not in layout.nodes[path[-1]]:
         home = layout.nodes[path[-1]][0]

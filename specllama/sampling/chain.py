@@ -54,7 +54,7 @@ class Sampler:
         params = self._params
         row = self._adjusted(logits, history)
         if params.temperature == 0.0:
-            best = int(np.argmax(row))
+            best = int(row.argmax())
             _check_finite(float(row[best]))
             return Distribution.point(best)
         if 0 < params.top_k < len(row):
@@ -136,12 +136,12 @@ def _count_to(weights: list[float], mass: float) -> int:
 
 def logprob(logits: Row, token: int) -> float:
     """Natural log-probability of one token under the softmax of a raw row, float32 [n_vocab]."""
-    top = logits.max()
+    top = np.maximum.reduce(logits)
     total = 0.0
     # in pieces that stay in the first cache; float32 sums of a piece err by about 1e-7
     for start in range(0, len(logits), _PIECE):
         piece = logits[start : start + _PIECE] - top
-        total += float(np.exp(piece, out=piece).sum())
+        total += float(np.add.reduce(np.exp(piece, out=piece)))
     return float(logits[token]) - float(top) - math.log(total)
 
 
@@ -185,14 +185,18 @@ def _about_largest(row: Row, count: int) -> IntArray:
         _check_finite(float(row.max()))
         return largest(row, count)
     table, tail = row[: columns * _BLOCK].reshape(_BLOCK, columns), row[columns * _BLOCK :]
-    maxima = table.max(axis=0)
-    _check_finite(float(max(maxima.max(), tail.max(initial=-np.inf))))
-    bound = _kth_largest(maxima, count)
-    near = np.flatnonzero(maxima >= bound)
-    blocks, columns_of = np.nonzero(table[:, near] >= bound)
+    # methods and ufuncs rather than numpy's Python functions: see `_law_of_few`
+    maxima = np.maximum.reduce(table, axis=0)
+    ordered = maxima.copy()
+    ordered.partition((columns - count, columns - 1))
+    _check_finite(float(ordered[-1]))
+    bound = ordered[columns - count]
+    near = (maxima >= bound).nonzero()[0]
+    blocks, columns_of = (table[:, near] >= bound).nonzero()
     found: IntArray = blocks * columns + near[columns_of]
     if len(tail):
-        found = np.append(found, np.flatnonzero(tail >= bound) + columns * _BLOCK)
+        _check_finite(float(tail.max()))
+        found = np.append(found, (tail >= bound).nonzero()[0] + columns * _BLOCK)
     return found
 
 

@@ -44,11 +44,11 @@ class Distribution:
     @classmethod
     def point(cls, token: int) -> Distribution:
         """All mass on one token: what temperature 0 is, and what a deterministic draft is."""
-        return cls(np.array([token], np.int64), np.ones(1))
+        return cls(np.array([token], np.int64), np.array([1.0]))
 
     def prob(self, token: int) -> float:
         """Probability of one token, 0 outside the support."""
-        place = int(np.searchsorted(self.ids, token))
+        place = int(self.ids.searchsorted(token))
         found = place < len(self.ids) and self.ids[place] == token
         return float(self.probs[place]) if found else 0.0
 

@@ -96,7 +96,10 @@ class RandomStream:
         """Draw a token; the position does not matter."""
         if len(law.ids) == 1:
             return int(law.ids[0])
-        return int(law.ids[_inverse(law.probs, self._random.random())])
+        uniform = self._random.random()
+        if len(law.ids) <= _VERY_FEW:
+            return int(law.ids[_inverse_of_few(law.probs.tolist(), uniform)])
+        return int(law.ids[_inverse(law.probs, uniform)])
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
@@ -196,6 +199,16 @@ def _inverse(probs: FloatArray, uniform: float) -> int:
     inside = probs[block * _FEW : (block + 1) * _FEW]
     place = int(np.searchsorted(np.cumsum(inside), aim, "right"))
     return block * _FEW + min(place, len(inside) - 1)
+
+
+def _inverse_of_few(probs: list[float], uniform: float) -> int:
+    """The same in plain Python."""
+    aim = uniform * math.fsum(probs)
+    for place, prob in enumerate(probs):
+        aim -= prob
+        if aim < 0.0:
+            return place
+    return len(probs) - 1
 
 
 def _exponential(uniforms: FloatArray) -> FloatArray:
