@@ -24,6 +24,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 BEGIN, END = "<!-- rule table: begin -->", "<!-- rule table: end -->"
 TEMPERATURES = (0.0, 0.7, 1.0)
 DRAFTERS = {"chain": ("model",), "tree": ("model", "tree")}
+TREE = "2,2,1"
 """Per shape that a rule can judge."""
 
 
@@ -52,6 +53,7 @@ def _measure(session: Session, gamma: int) -> Iterator[tuple[str, str, list[str]
         for drafter in DRAFTERS[rule.shape]:
             try:
                 params = GenerationParams(
+                    tree=TREE,
                     verify=name,  # type: ignore[arg-type]
                     drafter=drafter,
                     draft_max=gamma,

@@ -30,7 +30,7 @@ COMMANDS = {
     "prune": ("specllama.cli.prune:prune", "Make a draft by leaving layers of a model out."),
     "alias": ("specllama.cli.alias:app", "Names for a model or a pair."),
     "config": ("specllama.cli.config:app", "Where settings come from."),
-    "ngram": ("specllama.cli.ngram:app", "N-gram models that draft."),
+    "ngram": ("specllama.cli.ngram:app", "N-gram models that draft: trained once, no draft model."),
     "store": ("specllama.cli.store:app", "Past answers that drafts are taken from."),
     "bench": ("specllama.cli.bench:bench", "Measure what drafting gains on this machine."),
     "doctor": ("specllama.cli.doctor:doctor", "Facts about this installation, for bug reports."),
