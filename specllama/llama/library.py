@@ -16,6 +16,8 @@ from typing import Any
 
 import platformdirs
 
+from specllama.machine import cpu_name
+
 _LOG_LINES = 200
 _ERROR_LEVEL = 4
 _log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
@@ -66,7 +68,7 @@ def repacking_works() -> bool:
     if "AMX_INT8 = 1" not in info:
         return True
     memo = Path(platformdirs.user_cache_dir("specllama")) / "amx.json"
-    key = hashlib.sha256(f"{info}{_cpu_name()}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{info}{cpu_name()}".encode()).hexdigest()[:16]
     known = _read_memo(memo)
     if key not in known:
         known[key] = survives([sys.executable, "-m", "specllama.llama.probe"])
@@ -92,14 +94,6 @@ def survives(command: list[str], timeout_s: float = 120.0) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith("model name")), "")
 
 
 def devices() -> list[dict[str, str]]:
