@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from specllama.errors import UsageError
 from specllama.sampling.params import SamplingParams
@@ -88,6 +90,8 @@ class GenerationParams:
         max_tokens: None generates until the model ends or the context is full.
         seed: None draws one (the result says which).
         stop: strings that end the text; they are not part of it.
+        grammar: a GBNF grammar (llama.cpp's notation) that the text has to follow.
+        json_schema: a JSON schema instead, as text or as data; {"type": "object"} is any object.
         verify: the verification rule; "auto" is coupled when a seed is given, else rejection
             (greedy-one for trees).
         lossy: accept a rule that changes what the model says ("typical", "rejection-lenient").
@@ -106,6 +110,8 @@ class GenerationParams:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
     verify: VerifyName = "auto"
     lossy: bool = False
     drafter: str = "auto"
@@ -127,10 +133,30 @@ class GenerationParams:
             raise UsageError(f"draft_p_min must be between 0 and 1, not {self.draft_p_min}.")
         if any(not stop for stop in self.stop):
             raise UsageError("A stop string must not be empty.")
+        self._check_grammar()
         _one_of("verify", self.verify, get_args(VerifyName))
         for name in self.drafters():
             _one_of("drafter", name, DRAFTER_NAMES)
         self.tree_widths()
+
+    def _check_grammar(self) -> None:
+        if self.grammar is not None and self.json_schema is not None:
+            raise UsageError("A grammar and a JSON schema were given.", "Give one of them.")
+        if self.grammar is not None and not self.grammar.strip():
+            raise UsageError("The grammar is empty.")
+        self.schema()
+
+    def schema(self) -> Mapping[str, Any] | bool | None:
+        """The JSON schema as data, None without one."""
+        if not isinstance(self.json_schema, str):
+            return self.json_schema
+        try:
+            schema = json.loads(self.json_schema)
+        except ValueError as error:
+            raise UsageError(f"The JSON schema is not JSON: {error}.") from error
+        if not isinstance(schema, dict | bool):
+            raise UsageError(f"A JSON schema is an object, not {self.json_schema.strip()[:40]}.")
+        return schema
 
     def tree_widths(self) -> tuple[int, ...]:
         """Children per level where `tree` gives them, else empty."""
