@@ -9,6 +9,8 @@ SpecllamaError                 one sentence on what happened, one on what to do
 ├── ContextFull                prompt or conversation longer than the context   exit 1
 ├── OutOfMemory                                                                 exit 1
 ├── HubError                   network, gated, missing, offline, no disk        exit 1
+├── QueueFull                  too many requests wait for a slot of a pool      exit 1
+├── PoolClosed                 a pool takes no more requests                    exit 1
 └── EngineError                llama.cpp refused a call that should have worked exit 1
 """
 
@@ -59,6 +61,14 @@ class OutOfMemory(SpecllamaError):
 
 class HubError(SpecllamaError):
     """A model could not be fetched."""
+
+
+class QueueFull(SpecllamaError):
+    """As many requests wait for a slot of a pool as may wait."""
+
+
+class PoolClosed(SpecllamaError):
+    """The pool is closed, or about to be."""
 
 
 class EngineError(SpecllamaError):

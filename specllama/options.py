@@ -37,7 +37,10 @@ class ModelOptions:
     """How target and draft are loaded. `None` leaves a choice to llama.cpp.
 
     Attributes:
-        n_ctx: context length in tokens; 0 takes the model's own, capped at 8192.
+        n_ctx: context length in tokens, of each conversation; 0 takes the model's own, capped at
+            8192.
+        parallel: how many generations can run at once (`Pool`). The KV cache has `n_ctx` cells for
+            each, half as many (and so on) where that does not fit into memory; it is shared.
         n_batch: the most tokens one decode takes (prompt chunks).
         gpu_layers, draft_gpu_layers: layers to offload; -1 is all of them.
         main_gpu, tensor_split, device, draft_device: where several devices are present.
@@ -50,6 +53,7 @@ class ModelOptions:
     """
 
     n_ctx: int = 0
+    parallel: int = 1
     n_batch: int = 512
     gpu_layers: int = -1
     draft_gpu_layers: int = -1
@@ -69,6 +73,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         _at_least("n_ctx", self.n_ctx, 0)
+        _at_least("parallel", self.parallel, 1)
         _at_least("n_batch", self.n_batch, 1)
         _at_least("gpu_layers", self.gpu_layers, -1)
         _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
