@@ -22,6 +22,7 @@ class StreamEvent:
             sampling chain; None if it was not asked for.
         from_draft: the token came from a drafter and was accepted.
         source: name of that drafter, "" for the target's own tokens.
+        top: the most probable tokens there with their log-probabilities, falling, if asked for.
     """
 
     id: int
@@ -29,6 +30,7 @@ class StreamEvent:
     logprob: float | None
     from_draft: bool
     source: str = ""
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,49 @@ class SourceStats:
         return self.accepted / self.tested if self.tested else None
 
 
+RELIABILITY_BINS = 10
+"""Equal bins of predicted probability, from 0 to 1."""
+
+
+@dataclass(slots=True)
+class Reliability:
+    """Tested draft tokens whose acceptance was predicted to lie in one bin.
+
+    Attributes:
+        predicted: the sum of the predicted probabilities.
+        tested, accepted: what became of those tokens; calibrated predictions have
+            predicted / tested near accepted / tested.
+    """
+
+    predicted: float = 0.0
+    tested: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What the scheduler expected of the rounds whose costs it knew, beside what they gave.
+
+    Attributes:
+        rounds: how many they were.
+        tokens, seconds: expected, from its cost table and acceptance estimates.
+        measured_tokens, measured_s: emitted and taken, drafting included.
+    """
+
+    rounds: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    measured_tokens: int = 0
+    measured_s: float = 0.0
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured tokens per second, less 1; None before the first round."""
+        if not (self.seconds > 0.0 and self.measured_s > 0.0 and self.measured_tokens):
+            return None
+        return (self.tokens / self.seconds) / (self.measured_tokens / self.measured_s) - 1.0
+
+
 @dataclass(slots=True)
 class SpecStats:
     """Speculation statistics of one generation, or summed over a session.
@@ -83,8 +128,11 @@ class SpecStats:
         rounds: target batches.
         by_source: per drafter name.
         by_depth: index 0 is the first drafted token of a round.
+        reliability: predicted acceptance against observed, by bins of the prediction.
+        forecast: predicted speed against measured.
         inner: the same of the speculation inside a staged drafter, whose rounds are the draft
             model's batches.
+        drafts: rounds that had something to verify.
     """
 
     rounds: int = 0
@@ -93,7 +141,12 @@ class SpecStats:
     accepted: int = 0
     by_source: dict[str, SourceStats] = field(default_factory=dict)
     by_depth: list[SourceStats] = field(default_factory=list)
+    reliability: list[Reliability] = field(
+        default_factory=lambda: [Reliability() for _ in range(RELIABILITY_BINS)]
+    )
+    forecast: Forecast = field(default_factory=Forecast)
     inner: SpecStats | None = None
+    drafts: int = 0
 
     @property
     def acceptance(self) -> float | None:
@@ -108,6 +161,7 @@ class SpecStats:
     def add(self, other: SpecStats) -> None:
         """Sum another generation's statistics into this one."""
         self.rounds += other.rounds
+        self.drafts += other.drafts
         self.drafted += other.drafted
         self.tested += other.tested
         self.accepted += other.accepted
@@ -117,9 +171,30 @@ class SpecStats:
             if depth == len(self.by_depth):
                 self.by_depth.append(SourceStats())
             _sum_into(self.by_depth[depth], stats)
+        for total, part in zip(self.reliability, other.reliability, strict=True):
+            total.predicted += part.predicted
+            total.tested += part.tested
+            total.accepted += part.accepted
+        self._add_forecast(other.forecast)
         if other.inner is not None:
             self.inner = self.inner or SpecStats()
             self.inner.add(other.inner)
+
+    def predict(self, probability: float, accepted: bool) -> None:
+        """Count one tested draft token whose acceptance had been predicted."""
+        place = min(RELIABILITY_BINS - 1, int(probability * RELIABILITY_BINS))
+        entry = self.reliability[place]
+        entry.predicted += probability
+        entry.tested += 1
+        entry.accepted += accepted
+
+    def _add_forecast(self, other: Forecast) -> None:
+        total = self.forecast
+        total.rounds += other.rounds
+        total.tokens += other.tokens
+        total.seconds += other.seconds
+        total.measured_tokens += other.measured_tokens
+        total.measured_s += other.measured_s
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with the derived figures."""
