@@ -4,11 +4,13 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from specllama.errors import SpecllamaError
 
 PROMPTS = (
     "The history of the lighthouse begins in antiquity, when fires were lit on hilltops to guide"
@@ -57,3 +59,17 @@ def median(values: Iterable[float]) -> float:
 def print_json(data: dict[str, Any]) -> None:
     """The last line of stdout: everything, compact."""
     print(json.dumps(data, separators=(",", ":")))
+
+
+def put_between(page: Path, begin: str, end: str, lines: Sequence[str]) -> None:
+    """Put lines between two markers of a page.
+
+    Raises:
+        SpecllamaError: the page lacks the markers.
+    """
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SpecllamaError(f"{page} lacks the markers.", f"Put {begin} and {end} into it.")
+    page.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}", encoding="utf-8")

@@ -19,6 +19,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from measuring import put_between
+
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
 from specllama.bench.prompts import Prompt, builtin, of_kinds
 from specllama.errors import SpecllamaError
@@ -245,13 +247,7 @@ def write(page: Path, lines: Sequence[str]) -> None:
     Raises:
         SpecllamaError: the page lacks the markers.
     """
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SpecllamaError(f"{page} lacks the markers.", f"Put {BEGIN} and {END} into it.")
-    table = "\n".join(lines)
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    put_between(page, BEGIN, END, lines)
 
 
 def _arguments() -> argparse.Namespace:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
+from specllama.bench.laws import chi_square, paths
 from specllama.llama.context import Context
 from specllama.llama.model import Model
 from specllama.sampling.chain import Sampler
@@ -141,29 +141,6 @@ def two_tokens(rule: str, target: Laws, draft: Laws, stream: RandomStream) -> tu
     return said[0], said[1]
 
 
-def expected(target: Laws) -> dict[tuple[int, int], float]:
-    first = target(())
-    return {
-        (int(a), int(b)): float(p * q)
-        for a, p in zip(first.ids, first.probs, strict=True)
-        for b, q in zip(target((int(a),)).ids, target((int(a),)).probs, strict=True)
-    }
-
-
-def p_value(found: Counter[tuple[int, int]], law: dict[tuple[int, int], float]) -> float:
-    """Of a chi-square test; cells that expect fewer than five are put together."""
-    assert found.keys() <= law.keys(), "a token that the target never says"
-    n = found.total()
-    large = [pair for pair in law if n * law[pair] >= 5.0]
-    seen = [found[pair] for pair in large]
-    wanted = [n * law[pair] for pair in large]
-    rest = n - sum(wanted)
-    if rest > 1e-6 * n:
-        seen.append(n - sum(seen))
-        wanted.append(rest)
-    return float(chisquare(seen, wanted).pvalue)
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("drafted_by", ["draft", "itself"])
 def test_the_law_is_the_targets(
@@ -172,8 +149,10 @@ def test_the_law_is_the_targets(
     target = laws(target_file)
     draft = target if drafted_by == "itself" else laws(draft_file)
     stream = RandomStream(2024)
-    found = Counter(two_tokens(rule, target, draft, stream) for _ in range(8000))
-    assert p_value(found, expected(target)) > 1e-3
+    found: Counter[tuple[int, ...]] = Counter(
+        two_tokens(rule, target, draft, stream) for _ in range(8000)
+    )
+    assert chi_square(found, paths(target, 2)) > 1e-3
 
 
 def test_the_test_sees_a_wrong_law(
@@ -182,13 +161,13 @@ def test_the_test_sees_a_wrong_law(
     """Accepting what is merely likely is noticed."""
     target, draft = laws(target_file), laws(draft_file)
     stream = RandomStream(2024)
-    found: Counter[tuple[int, int]] = Counter()
+    found: Counter[tuple[int, ...]] = Counter()
     for _ in range(8000):
         (first,) = stream.children(draft(()), 0, 1)
         if target(()).prob(first) < 0.1:
             first = stream.pick(target(()), 0)
         found[first, stream.pick(target((first,)), 1)] += 1
-    assert p_value(found, expected(target)) < 1e-6
+    assert chi_square(found, paths(target, 2)) < 1e-6
 
 
 @pytest.mark.slow
@@ -198,7 +177,7 @@ def test_the_law_of_the_whole_engine(
 ) -> None:
     """The same through prompt, caches and rounds: the first two tokens of short texts."""
     sampling = SamplingParams(top_k=5, top_p=1.0, min_p=0.0, temperature=1.0)
-    found: Counter[tuple[int, int]] = Counter()
+    found: Counter[tuple[int, ...]] = Counter()
     for seed in range(150):
         params = GenerationParams(
             max_tokens=2, sampling=sampling, seed=seed, verify=rule, drafter="model",
@@ -206,5 +185,4 @@ def test_the_law_of_the_whole_engine(
         )  # fmt: skip
         first, second = pair.generate(PROMPTS["story"], params).tokens
         found[first, second] += 1
-    law = expected(laws(target_file))
-    assert p_value(found, law) > 1e-3
+    assert chi_square(found, paths(laws(target_file), 2)) > 1e-3

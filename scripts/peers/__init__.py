@@ -1,0 +1,1 @@
+"""specllama's peers behind one protocol, for scripts/compare_peers.py."""

@@ -1,0 +1,96 @@
+"""specllama itself, through its public library."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from peers.protocol import Files, Peer, PeerError, Reply, Request, rate
+from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
+from specllama.errors import SpecllamaError
+from specllama.stream import Stream
+
+
+class Engine:
+    """One decoder that several arms share; it is opened with the first and closed with the last."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._users = 0
+        self._decoder: SpeculativeDecoder | None = None
+
+    def acquire(self) -> SpeculativeDecoder:
+        if self._decoder is None:
+            options = ModelOptions(
+                n_ctx=self._files.n_ctx,
+                threads=self._files.threads,
+                threads_batch=self._files.threads,
+                draft_threads=self._files.threads,
+            )
+            self._decoder = SpeculativeDecoder(
+                self._files.target, self._files.draft, options=options
+            )
+        self._users += 1
+        return self._decoder
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0 and self._decoder is not None:
+            self._decoder.close()
+            self._decoder = None
+
+
+class Ours(Peer):
+    """An arm of specllama.
+
+    Args:
+        settings: fields of `GenerationParams` over the request's.
+    """
+
+    def __init__(self, name: str, engine: Engine, **settings: Any) -> None:
+        self.name = name
+        self.speculates = settings.get("drafter") != "none"
+        self._engine = engine
+        self._settings: Mapping[str, Any] = settings
+        self._decoder: SpeculativeDecoder | None = None
+
+    def open(self) -> None:
+        try:
+            self._decoder = self._engine.acquire()
+        except SpecllamaError as error:
+            raise PeerError(str(error)) from error
+
+    def ask(self, request: Request) -> Reply:
+        assert self._decoder is not None
+        params = GenerationParams(
+            max_tokens=request.n,
+            sampling=SamplingParams(**request.sampling.to_dict()),  # type: ignore[arg-type]
+            seed=request.seed,
+            logprobs=False,
+            **self._settings,
+        )
+        self._decoder.forget()
+        try:
+            stream = self._decoder.stream(request.ids, params)
+            blocks = _blocks(stream)
+        except SpecllamaError as error:
+            raise PeerError(str(error)) from error
+        told, spec = stream.result, stream.result.spec
+        return Reply(
+            told.text, len(told.tokens), rate(blocks), spec.rounds, spec.drafted, spec.accepted
+        )
+
+    def close(self) -> None:
+        if self._decoder is not None:
+            self._decoder = None
+            self._engine.release()
+
+
+def _blocks(stream: Stream) -> list[tuple[int, float]]:
+    """(tokens, when) of each round: the target's own token ends one."""
+    blocks, tokens = [], 0
+    for event in stream:
+        tokens += 1
+        if not event.from_draft:
+            blocks.append((tokens, time.perf_counter()))
+            tokens = 0
+    return [*blocks, (tokens, time.perf_counter())] if tokens else blocks
