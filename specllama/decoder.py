@@ -27,6 +27,7 @@ from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
 from specllama.stream import Stream
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
+from specllama.text.vocabulary import Vocabulary
 
 _EXACT_BATCH = 7
 
@@ -124,6 +125,11 @@ class SpeculativeDecoder:
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters that have something to draft from."""
         return tuple(drafter.name for drafter in self._engine.drafters)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's tokens."""
+        return self._target.model.vocabulary
 
     @property
     def n_ctx(self) -> int:
