@@ -34,14 +34,45 @@ class Follower:
         """The draft's context."""
         return self.cache.backend
 
-    def hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
+    def begin(self, key: int, ids: Sequence[int]) -> None:
+        """Before a new generation: hold what any sequence has of its prompt."""
+        if len(ids) < self.backend.n_ctx:
+            self.cache.share_prefix(key, ids[:-1])
+            self._agreed[key] = self.cache.length(key)
+
+    def read_prompt(self, key: int, ids: Sequence[int]) -> None:
+        """Read the first ids of a prompt, as far as they go, but for the last one."""
+        if self._hold_prefix(key, ids):
+            self.cache.fill(key, ids[:-1])
+
+    def _hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
         """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
         if len(ids) >= self.backend.n_ctx:
             return False
         if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
             self.cache.truncate(key, len(ids) - 1)
         self._agreed[key] = len(ids)
-        return max(ids[self.cache.length(key) :]) < self._n_shared
+        pending = ids[self.cache.length(key) :]
+        return max(pending) < self._n_shared and self.cache.make_room(len(pending), (key,))
+
+    def able(self, wants: Sequence[Want], most_pending: int) -> list[Want]:
+        """Those that the draft can follow and has room for; little of them is left to read.
+
+        Args:
+            most_pending: so many of their ids are left at most, the last one among them.
+        """
+        found: list[Want] = []
+        n_new = 0
+        for want in wants:
+            room = self.backend.n_ctx - len(want.ids)
+            if room < want.limit or not self._hold_prefix(want.key, want.ids):
+                continue
+            if len(want.ids) - self.cache.length(want.key) > most_pending:
+                self.cache.fill(want.key, want.ids[:-1])
+            n_new += len(want.ids) - self.cache.length(want.key) + min(want.nodes, room)
+            if self.cache.make_room(n_new, [other.key for other in wants]):
+                found.append(want)
+        return found
 
     def read(self, wants: Sequence[Want]) -> list[tuple[Want, NDArray[np.float32]]]:
         """Read every sequence to its end, in one batch; the draft's logits after each.
@@ -49,7 +80,7 @@ class Follower:
         Sequences that the draft cannot follow (no room, ids it does not know) are left out. The
         rows are views, valid until the next decode. What comes after can be dropped again.
         """
-        able = [want for want in wants if self._catch_up(want)]
+        able = self.able(wants, self.backend.n_batch)
         if not able:
             return []
         pending = [want.ids[self.cache.length(want.key) :] for want in able]
@@ -57,15 +88,6 @@ class Follower:
         for want in able:
             self.cache.guard(want.key, want.ids)
         return list(zip(able, rows, strict=True))
-
-    def _catch_up(self, want: Want) -> bool:
-        """Leave at most one batch of ids pending."""
-        room = self.backend.n_ctx - len(want.ids)
-        if room < want.limit or not self.hold_prefix(want.key, want.ids):
-            return False
-        if len(want.ids) - self.cache.length(want.key) > self.backend.n_batch:
-            self.cache.fill(want.key, want.ids[:-1])
-        return True
 
     def decode(
         self, keys: Sequence[int], tokens: Sequence[Sequence[int]]
@@ -95,7 +117,7 @@ class Follower:
     def law(self, want: Want, row: NDArray[np.float32], path: Sequence[int]) -> Distribution | None:
         """The law of the next draft token, over ids that mean the same to the target."""
         law = want.law(row[: self._n_shared], path)
-        if not len(self._never):
+        if law is None or not len(self._never):
             return law
         foreign = np.isin(law.ids, self._never, assume_unique=True)
         return Distribution.from_weights(law.ids, np.where(foreign, 0.0, law.probs))
@@ -120,9 +142,12 @@ class FollowingDrafter(Drafter):
         return self._follower.backend
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
-        """Read a prompt, all but its last token."""
-        if self._follower.hold_prefix(key, ids):
-            self._follower.cache.fill(key, ids[:-1])
+        """Keep what the cache has of a prompt."""
+        self._follower.begin(key, ids)
+
+    def read(self, key: int, ids: Sequence[int]) -> None:
+        """Read so much of a prompt, all but the last token."""
+        self._follower.read_prompt(key, ids)
 
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on."""

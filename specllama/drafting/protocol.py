@@ -26,7 +26,7 @@ class Want:
         limit: the most tokens to draft in a row (at least 1).
         nodes, branches: the most nodes of a tree, and the most leaves beside its first.
         shape: how trees of a draft model grow.
-        law: (logits row, drafted path) -> the law to draw from.
+        law: (logits row, drafted path) -> the law to draw from, None where nothing can be drawn.
         chance: draws children from a law as the verification rule needs them.
         keeps_laws: the rule reads the laws, so the proposal has to carry them; otherwise drafts
             may be chosen and dropped at will.
@@ -42,7 +42,7 @@ class Want:
     nodes: int
     branches: int
     shape: Shape
-    law: Callable[[NDArray[np.float32], Sequence[int]], Distribution]
+    law: Callable[[NDArray[np.float32], Sequence[int]], Distribution | None]
     chance: Chance
     keeps_laws: bool
     go_on: Callable[[int, float | None], bool]
@@ -90,7 +90,10 @@ class Drafter(ABC):
         """A proposal per want, in order; an empty one where there is nothing to say."""
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
-        """Read a prompt, before the first round of a sequence."""
+        """A new sequence with this prompt, before its first round."""
+
+    def read(self, key: int, ids: Sequence[int]) -> None:
+        """So much of a prompt is being read by now: drafters with a model read along."""
 
     def observe(self, key: int, seen: Sequence[Seen]) -> None:
         """What the target said in the round just verified; the rows are views for this call."""

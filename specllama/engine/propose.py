@@ -152,7 +152,10 @@ def _ask(
         _want(live, limits[live.key], policies[live.key], drafter, scheduler) for live in users
     ]
     started = time.perf_counter()
-    proposals = drafter.propose(wants)
+    proposals = [
+        live.permitted(proposal)
+        for live, proposal in zip(users, drafter.propose(wants), strict=True)
+    ]
     drafted = sum(len(proposal) for proposal in proposals)
     if drafted or not drafter.free:
         scheduler.observe_draft(drafter.name, proposals, time.perf_counter() - started)

@@ -8,6 +8,7 @@ from typing import Any
 
 from specllama.drafting.shapes import Shape
 from specllama.results import FinishReason
+from specllama.sampling.constraint import Constraint
 from specllama.sampling.params import SamplingParams
 from specllama.verification import Rule
 
@@ -25,9 +26,10 @@ class Request:
         is_end: whether a token ends a generation; that token is not emitted.
         watch: called with each emitted token; a number means: drop that many of the latest tokens
             (this one included) and stop. That is how stop strings reach an engine without text.
+        constraint: what the reply may say, in its state before the first token; None for anything.
         drafters: names, in order of preference; empty for plain decoding.
         shape: how trees of a draft model grow; None lets the scheduler plan them.
-        logprobs, draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
+        logprobs, top_logprobs, draft_max, draft_p_min, adaptive: see `options.GenerationParams`.
     """
 
     ids: Sequence[int]
@@ -37,9 +39,11 @@ class Request:
     is_end: Callable[[int], bool]
     max_tokens: int | None = None
     watch: Callable[[int], int | None] | None = None
+    constraint: Constraint | None = None
     drafters: tuple[str, ...] = ()
     shape: Shape | None = None
     logprobs: bool = True
+    top_logprobs: int = 0
     draft_max: int = 16
     draft_p_min: float = 0.0
     adaptive: bool = True
@@ -53,6 +57,7 @@ class TokenEvent:
     id: int
     logprob: float | None
     source: str
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.engine.request import Request
+from specllama.llama.cache import Progress
 from specllama.results import FinishReason, SourceStats, SpecStats
 from specllama.sampling.chain import Sampler
+from specllama.sampling.constraint import Constraint, NothingAllowed, States
 from specllama.sampling.distribution import Distribution
 from specllama.sampling.noise import GreedyDrafts
 from specllama.scheduling.scheduler import Account
@@ -27,11 +29,19 @@ class Sequence:
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
         keeps_laws: proposals have to carry the laws they were drawn from.
         n_cached: how many of those were still in the cache.
+        read_s: seconds spent on reading the others.
         finish: why it ended, None while it lives.
         dropped: latest tokens taken back because they belong to a stop string.
     """
 
-    def __init__(self, key: int, request: Request, account: Account) -> None:
+    def __init__(
+        self,
+        key: int,
+        request: Request,
+        account: Account,
+        on_prompt: Progress | None = None,
+    ) -> None:
+        self._on_prompt = on_prompt
         self.key = key
         self.request = request
         self.account = account
@@ -45,8 +55,12 @@ class Sequence:
         self._draft_sampler = (
             Sampler(replace(request.sampling, temperature=1.0)) if greedy else self.sampler
         )
+        self._states = (
+            None if request.constraint is None else States(request.constraint, self.n_prompt)
+        )
         self.stats = SpecStats()
         self.n_cached = 0
+        self.read_s = 0.0
         self.finish: FinishReason | None = None
         self.dropped = 0
 
@@ -54,6 +68,12 @@ class Sequence:
     def n_emitted(self) -> int:
         """Tokens generated so far."""
         return len(self.ids) - self.n_prompt
+
+    def was_read(self, length: int, seconds: float) -> None:
+        """The caches hold so many ids; tell of the prompt's progress."""
+        self.read_s += seconds
+        if self._on_prompt is not None and not self.n_emitted:
+            self._on_prompt(length - self.n_cached, self.n_prompt - 1 - self.n_cached)
 
     @property
     def n_left(self) -> int | None:
@@ -63,12 +83,39 @@ class Sequence:
 
     def law(self, row: NDArray[np.float32], path: Ids[int]) -> Distribution:
         """The sampling chain's law after the ids so far and a drafted path."""
-        return self.sampler.distribution(row, self._window(path))
+        return self.sampler.distribution(row, self._window(path), self._constraint(path))
 
-    def draft_law(self, row: NDArray[np.float32], path: Ids[int]) -> Distribution:
+    def draft_law(self, row: NDArray[np.float32], path: Ids[int]) -> Distribution | None:
         """The law drafts come from: the target's chain, but ranked by probability where that is
-        greedy, since one certain token would tell neither a confidence nor a second choice."""
-        return self._draft_sampler.distribution(row, self._window(path))
+        greedy, since one certain token would tell neither a confidence nor a second choice.
+
+        None where the constraint allows no token of the row, which may lack some of the target's.
+        """
+        try:
+            constraint = self._constraint(path)
+            return self._draft_sampler.distribution(row, self._window(path), constraint)
+        except NothingAllowed:
+            return None
+
+    def _constraint(self, path: Ids[int]) -> Constraint | None:
+        if self._states is None:
+            return None
+        state = self._states.at(self.ids, path)
+        if state is None:
+            raise NothingAllowed
+        return state
+
+    def permitted(self, proposal: Proposal) -> Proposal:
+        """A proposal without its forbidden nodes and what is below them.
+
+        A token with the law it was drawn from is never forbidden, since such a law is masked too.
+        """
+        if self._states is None or not len(proposal):
+            return proposal
+        path = proposal.path
+        return proposal.only(
+            [n for n in range(len(proposal)) if self._states.at(self.ids, path(n)) is not None]
+        )
 
     def _window(self, path: Ids[int]) -> Ids[int]:
         """The latest ids that the penalties look at; nothing is copied where they are off."""
@@ -84,6 +131,7 @@ class Sequence:
         self.stats.rounds += 1
         if not len(proposal):
             return
+        self.stats.drafts += 1
         source = self.stats.by_source.setdefault(proposal.source, SourceStats())
         for total in (self.stats, source):
             total.drafted += len(proposal)

@@ -175,11 +175,11 @@ class LlamaVocabulary:
 
     def __init__(self, lib: Any, model: Any) -> None:
         self._lib = lib
-        self._vocab = lib.llama_model_get_vocab(model)
-        self.size = int(lib.llama_vocab_n_tokens(self._vocab))
-        self.bos = _optional(lib.llama_vocab_bos(self._vocab))
-        self.eos = _optional(lib.llama_vocab_eos(self._vocab))
-        self.add_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
+        self.handle = lib.llama_model_get_vocab(model)
+        self.size = int(lib.llama_vocab_n_tokens(self.handle))
+        self.bos = _optional(lib.llama_vocab_bos(self.handle))
+        self.eos = _optional(lib.llama_vocab_eos(self.handle))
+        self.add_bos = bool(lib.llama_vocab_get_add_bos(self.handle))
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode() if template else None
         self._buffer = ctypes.create_string_buffer(256)
@@ -192,7 +192,7 @@ class LlamaVocabulary:
         while True:
             ids = (self._lib.llama_token * room)()
             count = self._lib.llama_tokenize(
-                self._vocab, raw, len(raw), ids, room, add_bos, special
+                self.handle, raw, len(raw), ids, room, add_bos, special
             )
             if count >= 0:
                 return list(ids[:count])
@@ -211,7 +211,7 @@ class LlamaVocabulary:
         while True:
             size = len(self._buffer)
             length = self._lib.llama_token_to_piece(
-                self._vocab, token, self._buffer, size, 0, special
+                self.handle, token, self._buffer, size, 0, special
             )
             if length >= 0:
                 return self._buffer.raw[:length]
@@ -219,16 +219,16 @@ class LlamaVocabulary:
 
     def text_of(self, token: int) -> str:
         """The token as written in the vocabulary ("<|im_end|>")."""
-        raw = self._lib.llama_vocab_get_text(self._vocab, token)
+        raw = self._lib.llama_vocab_get_text(self.handle, token)
         return raw.decode("utf-8", "replace") if raw else ""
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (any of them, not only EOS)."""
-        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+        return bool(self._lib.llama_vocab_is_eog(self.handle, token))
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, never text."""
-        return bool(self._lib.llama_vocab_is_control(self._vocab, token))
+        return bool(self._lib.llama_vocab_is_control(self.handle, token))
 
 
 def _optional(token: int) -> int | None:

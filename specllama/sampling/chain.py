@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import EngineError
+from specllama.sampling.constraint import Constraint, NothingAllowed
 from specllama.sampling.distribution import Distribution, IntArray
 from specllama.sampling.params import SamplingParams
 
@@ -27,6 +28,8 @@ _BLOCK = 64
 _FIRST_PREFIX = 256
 _FEW = 128
 _PIECE = 1 << 14
+# How many of the largest logits a constraint is asked about before it lists what it allows.
+_ASKED = (64, 512)
 # The least temperature above 0 that float32 can divide by: greedy but for exact ties.
 _COLDEST = 1e-30
 
@@ -41,30 +44,40 @@ class Sampler:
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
 
-    def distribution(self, logits: Row, history: Sequence[int]) -> Distribution:
+    def distribution(
+        self, logits: Row, history: Sequence[int], constraint: Constraint | None = None
+    ) -> Distribution:
         """The law of the next token.
 
         Args:
             logits: float32 [n_vocab], one row; neither changed nor kept.
             history: all ids before the position, prompt included.
+            constraint: what may be said there; all other tokens have no logit (-inf).
 
         Raises:
             EngineError: the row holds NaN or infinity, or every token is forbidden.
         """
-        params = self._params
         row = self._adjusted(logits, history)
+        if constraint is None:
+            return self._law(_all_ids(len(row)), row)
+        _check_finite(float(row.max()))
+        wanted = 1 if self._params.temperature == 0.0 else self._params.top_k
+        ids = _permitted(row, constraint, wanted)
+        return self._law(ids, row[ids])
+
+    def _law(self, ids: IntArray, values: Row) -> Distribution:
+        """The law over some tokens (ids rising) and their adjusted logits."""
+        params = self._params
         if params.temperature == 0.0:
-            best = int(row.argmax())
-            _check_finite(float(row[best]))
-            return Distribution.point(best)
-        if 0 < params.top_k < len(row):
+            best = int(values.argmax())
+            _check_finite(float(values[best]))
+            return Distribution.point(int(ids[best]))
+        if 0 < params.top_k < len(ids):
             if params.top_k <= _FEW and params.typical_p >= 1.0:
-                found = _about_largest(row, params.top_k)
-                return self._law_of_few(found.tolist(), row[found].tolist())
-            ids: IntArray = largest(row, params.top_k)
-            values = row[ids]
-        else:
-            ids, values = _all_ids(len(row)), row
+                found = _about_largest(values, params.top_k)
+                return self._law_of_few(ids[found].tolist(), values[found].tolist())
+            found = largest(values, params.top_k)
+            ids, values = ids[found], values[found]
         top = np.float32(values.max())
         _check_finite(float(top))
         kept = self._truncated(values, top)
@@ -136,13 +149,49 @@ def _count_to(weights: list[float], mass: float) -> int:
 
 def logprob(logits: Row, token: int) -> float:
     """Natural log-probability of one token under the softmax of a raw row, float32 [n_vocab]."""
+    return float(logits[token]) - _log_total(logits)
+
+
+def top_logprobs(logits: Row, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` (at least 1) most probable tokens of a raw row and their `logprob`, falling."""
+    total = _log_total(logits)
+    found = largest(logits, count)
+    falling = found[np.argsort(-logits[found], kind="stable")]
+    return tuple((int(token), float(logits[token]) - total) for token in falling)
+
+
+def _log_total(logits: Row) -> float:
+    """log of the sum of exp(logits)."""
     top = np.maximum.reduce(logits)
     total = 0.0
     # in pieces that stay in the first cache; float32 sums of a piece err by about 1e-7
     for start in range(0, len(logits), _PIECE):
         piece = logits[start : start + _PIECE] - top
         total += float(np.add.reduce(np.exp(piece, out=piece)))
-    return float(logits[token]) - float(top) - math.log(total)
+    return float(top) + math.log(total)
+
+
+def _permitted(row: Row, constraint: Constraint, count: int) -> IntArray:
+    """Allowed ids, rising, that hold the `count` largest allowed values of a row (0: all of them).
+
+    Asking about a whole vocabulary is what costs (SmolLM2: 20 to 36 ms for 49,152 tokens, 0.1 ms
+    for 64). So the largest values are asked about first; where too few of them are allowed, few
+    tokens are as a rule, and listing those is cheap (`Constraint.every`).
+
+    Raises:
+        NothingAllowed: no id of the row is.
+    """
+    for size in _ASKED:
+        if 0 < count < size < len(row):
+            found = largest(row, size)
+            found = found[constraint.allowed(found)]
+            if len(found) >= count:
+                return found
+    every = constraint.every()
+    every = every[: int(every.searchsorted(len(row)))]
+    if not len(every):
+        raise NothingAllowed
+    return every
 
 
 def largest(values: NDArray[np.floating], count: int) -> IntArray:
@@ -189,13 +238,12 @@ def _about_largest(row: Row, count: int) -> IntArray:
     maxima = np.maximum.reduce(table, axis=0)
     ordered = maxima.copy()
     ordered.partition((columns - count, columns - 1))
-    _check_finite(float(ordered[-1]))
+    _check_finite(float(np.maximum(ordered[-1], tail.max()) if len(tail) else ordered[-1]))
     bound = ordered[columns - count]
     near = (maxima >= bound).nonzero()[0]
     blocks, columns_of = (table[:, near] >= bound).nonzero()
     found: IntArray = blocks * columns + near[columns_of]
     if len(tail):
-        _check_finite(float(tail.max()))
         found = np.append(found, (tail >= bound).nonzero()[0] + columns * _BLOCK)
     return found
 

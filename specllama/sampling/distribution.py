@@ -18,7 +18,8 @@ class Distribution:
 
     Attributes:
         ids: int64 [n], unique, rising.
-        probs: float64 [n], all above 0, summing to 1.
+        probs: float64 [n], summing to 1; all above 0, but for what is left of a law (`without`,
+            `residual`), whose zeros stay: leaving them out costs more than everything else.
 
     Rising ids (not falling probabilities) make `prob` a binary search, two laws easy to align and a
     whole vocabulary free of any sort; `top` partitions when someone asks.
@@ -82,7 +83,11 @@ class Distribution:
 
     def without(self, token: int) -> Distribution | None:
         """The law given that the token is not `token`; None when it was certain."""
-        return Distribution.from_weights(self.ids, np.where(self.ids == token, 0.0, self.probs))
+        place = int(self.ids.searchsorted(token))
+        rest = self.probs.copy()
+        if place < len(rest) and self.ids[place] == token:
+            rest[place] = 0.0
+        return normalised(self.ids, rest)
 
 
 def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> Distribution | None:
@@ -91,13 +96,28 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     With scale 1 this is Leviathan et al. 2023's recovered law (algorithm 1); block verification
     (Sun et al. 2024) scales it by the probability of the path so far.
     """
-    return Distribution.from_weights(target.ids, residual_weights(target, draft, scale))
+    return normalised(target.ids, residual_weights(target, draft, scale))
+
+
+def normalised(ids: IntArray, weights: FloatArray) -> Distribution | None:
+    """The law of weights >= 0 over rising ids, zeros included; None when nothing is left.
+
+    Args:
+        weights: float64 [len(ids)]; they become the law's, in place.
+    """
+    total = np.add.reduce(weights)
+    if not total > 0.0:
+        return None
+    weights /= total
+    return Distribution(ids, weights)
 
 
 def residual_weights(target: Distribution, draft: Distribution, scale: float = 1.0) -> FloatArray:
     """(scale * p_target - p_draft)+ over the target's ids, float64 [len(target.ids)]."""
     weights = target.probs * scale
-    if len(draft.ids) < len(target.ids):
+    if draft.ids is target.ids:
+        weights -= draft.probs
+    elif len(draft.ids) < len(target.ids):
         place, found = target.places(draft.ids)
         weights[place[found]] -= draft.probs[found]
     else:

@@ -62,6 +62,18 @@ class Proposal:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return depths
 
+    def only(self, nodes: list[int]) -> Proposal:
+        """The tree of some nodes, rising, which hold the parents of all of them."""
+        if len(nodes) == len(self.tokens):
+            return self
+        place = {node: index for index, node in enumerate(nodes)} | {ROOT: ROOT}
+        return Proposal(
+            tokens=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(place[self.parents[node]] for node in nodes),
+            laws=tuple(self.laws[node + 1] for node in (ROOT, *nodes)),
+            source=self.source,
+        )
+
     def path(self, node: int) -> list[int]:
         """Tokens from the first level down to `node`; empty for ROOT."""
         path: list[int] = []

@@ -1,0 +1,225 @@
+"""Grammars in llama.cpp's notation (GBNF), through its grammar sampler.
+
+llama.cpp's states change in place, and it ends the process when it is given a token that its state
+forbids. Here a state never changes: `GrammarState.after` asks first, then clones, so that every
+drafted position has a state of its own and rolling back is forgetting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.errors import UsageError
+from specllama.llama import library
+from specllama.llama.model import LlamaVocabulary
+from specllama.sampling.distribution import IntArray
+
+_HINT = "The notation is described at github.com/ggml-org/llama.cpp/tree/master/grammars."
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_DEEPEST = 200
+_stderr_lock = threading.Lock()
+
+
+class Grammars:
+    """Reads grammars for one vocabulary."""
+
+    def __init__(self, vocabulary: LlamaVocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @functools.cached_property
+    def _tree(self) -> _TokenTree:
+        return _TokenTree(self._vocabulary)
+
+    def read(self, text: str) -> GrammarState:
+        """The state before the first token of a text that follows a grammar from its rule `root`.
+
+        Control tokens have no text of their own and are forbidden, except those that end a
+        generation and those of grammars that name tokens (`<[7]>`).
+
+        Raises:
+            UsageError: llama.cpp cannot read the grammar, or would not survive it.
+        """
+        rules = _LITERALS.sub('""', text)
+        _check_depth(rules)
+        handle, reason = self._parse(text)
+        if not handle:
+            raise UsageError(f"The grammar cannot be used: {reason}.", _HINT)
+        names_tokens = "<" in rules
+        return GrammarState(handle, _AnyToken(self._vocabulary) if names_tokens else self._tree)
+
+    def _parse(self, text: str) -> tuple[Any, str]:
+        """llama.cpp's sampler, or a null pointer and the reason."""
+        if "\0" in text:
+            return None, "it holds a NUL character"
+        lib = library.load()
+        library.forget_log()
+        with tempfile.TemporaryFile() as errors, _stderr_to(errors):
+            raw = text.encode("utf-8", "surrogatepass")
+            handle = lib.llama_sampler_init_grammar(self._vocabulary.handle, raw, b"root")
+            if handle:
+                return handle, ""
+            errors.seek(0)
+            printed = re.search(rb"error parsing grammar: ([^\n]*)", errors.read())
+        if printed is not None:
+            return None, printed[1].decode("utf-8", "replace").strip()[:100]
+        return None, " ".join(library.recent_errors(1)) or "no reason given"
+
+
+def _check_depth(rules: str) -> None:
+    """llama.cpp reads brackets recursively: too many would overflow its stack."""
+    depth = 0
+    for bracket in re.findall(r"[()]", rules):
+        depth += 1 if bracket == "(" else -1
+        if depth > _DEEPEST:
+            raise UsageError(f"The grammar nests brackets more than {_DEEPEST} deep.", _HINT)
+
+
+@contextlib.contextmanager
+def _stderr_to(file: IO[bytes]) -> Iterator[None]:
+    """Send what C prints to a file: syntax errors of grammars do not reach llama.cpp's log."""
+    with _stderr_lock:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+class GrammarState:
+    """A place in a grammar (`sampling.constraint.Constraint`)."""
+
+    __slots__ = ("__weakref__", "_handle", "_lib", "_tokens")
+
+    def __init__(self, handle: Any, tokens: _TokenTree | _AnyToken) -> None:
+        self._lib = library.load()
+        self._handle = handle
+        self._tokens = tokens
+        weakref.finalize(self, self._lib.llama_sampler_free, handle)
+
+    def allowed(self, ids: IntArray) -> NDArray[np.bool_]:
+        """Whether each token may come next, bool [len(ids)]."""
+        inside = ids < len(self._tokens.usable)
+        known = ids if inside.all() else np.where(inside, ids, 0)
+        candidates = np.zeros(len(ids), _CANDIDATE)
+        candidates["id"] = known
+        array = self._lib.llama_token_data_array()
+        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
+        array.size = len(ids)
+        array.selected = -1
+        self._lib.llama_sampler_apply(self._handle, ctypes.byref(array))
+        passed: NDArray[np.bool_] = candidates["logit"] == 0.0
+        return passed & self._tokens.usable[known] & inside
+
+    def every(self) -> IntArray:
+        """All tokens that may come next, int64, rising."""
+        return self._tokens.every(self)
+
+    def after(self, token: int) -> GrammarState | None:
+        """The state after a token; None where it is forbidden."""
+        if not self.allowed(np.array([token], np.int64))[0]:
+            return None
+        if token in self._tokens.ends:
+            return self
+        clone = self._lib.llama_sampler_clone(self._handle)
+        self._lib.llama_sampler_accept(clone, token)
+        return GrammarState(clone, self._tokens)
+
+
+class _AnyToken:
+    """The vocabulary of a grammar that names tokens: it decides about each on its own.
+
+    Attributes:
+        usable: tokens that can come at all, bool [n_vocab].
+        ends: tokens that end a generation.
+    """
+
+    def __init__(self, vocabulary: LlamaVocabulary) -> None:
+        self.usable = np.ones(vocabulary.size, np.bool_)
+        self.ends = frozenset(filter(vocabulary.is_eog, range(vocabulary.size)))
+
+    def every(self, state: GrammarState) -> IntArray:
+        """All tokens that a state allows, rising."""
+        return np.flatnonzero(state.allowed(np.arange(len(self.usable))))
+
+
+class _TokenTree:
+    """The tokens of a vocabulary below the longest other token that their text begins with.
+
+    Where a grammar forbids a text it forbids whatever begins with it. Asking about a token's
+    beginning first makes it cheap to list the tokens that a strict grammar allows.
+
+    Attributes:
+        usable: tokens that can come at all, bool [n_vocab].
+        ends: tokens that end a generation.
+    """
+
+    def __init__(self, vocabulary: LlamaVocabulary) -> None:
+        size = vocabulary.size
+        self.ends = frozenset(filter(vocabulary.is_eog, range(size)))
+        pieces = {
+            token: vocabulary.piece(token, special=True)
+            for token in range(size)
+            if token not in self.ends and not vocabulary.is_control(token)
+        }
+        pieces = {token: piece for token, piece in pieces.items() if piece and b"\0" not in piece}
+        self.usable = np.zeros(size, np.bool_)
+        self.usable[[*pieces, *self.ends]] = True
+        parents = _parents(pieces) | dict.fromkeys(self.ends, -1)
+        below: list[list[int]] = [[] for _ in range(size + 1)]
+        for token, parent in parents.items():
+            below[parent].append(token)
+        self._first = np.cumsum([0, *map(len, below)])
+        self._below = np.array([token for tokens in below for token in tokens], np.int64)
+
+    def every(self, state: GrammarState) -> IntArray:
+        """All tokens that a state allows, rising."""
+        found: list[IntArray] = []
+        level = self._below[self._first[-2] :]
+        while len(level):
+            level = level[state.allowed(level)]
+            found.append(level)
+            runs = [self._below[self._first[t] : self._first[t + 1]] for t in level.tolist()]
+            level = np.concatenate([*runs, np.empty(0, np.int64)])
+        return np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
+
+
+def _parents(pieces: dict[int, bytes]) -> dict[int, int]:
+    """Per token the one with the longest proper beginning of its text, -1 where there is none.
+
+    A beginning has to end with a whole character: what llama.cpp makes of a part of one says
+    nothing about the whole.
+    """
+    parents: dict[int, int] = {}
+    above: list[int] = []
+    for token in sorted(pieces, key=pieces.__getitem__):
+        while above and not pieces[token].startswith(pieces[above[-1]]):
+            above.pop()
+        parents[token] = above[-1] if above else -1
+        if _is_text(pieces[token]):
+            above.append(token)
+    return parents
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
