@@ -86,6 +86,7 @@ def follow(name: str, kind: str, case: Case, branches: int) -> dict[str, float]:
     ids = list(case.history)
     case.drafter.rewind(0, 0)
     case.drafter.prepare(0, ids)
+    case.drafter.read(0, ids)
     case.begin()
     micros, drafted = [], []
     for token in itertools.islice(case.rest, ROUNDS):

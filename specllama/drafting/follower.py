@@ -69,7 +69,7 @@ class Follower:
                 continue
             if len(want.ids) - self.cache.length(want.key) > most_pending:
                 self.cache.fill(want.key, want.ids[:-1])
-            n_new += len(want.ids) - self.cache.length(want.key) + min(want.nodes, room)
+            n_new += len(want.ids) - self.cache.length(want.key) + want.limit
             if self.cache.make_room(n_new, [other.key for other in wants]):
                 found.append(want)
         return found

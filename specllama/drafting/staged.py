@@ -48,7 +48,7 @@ class StagedDrafter(FollowingDrafter):
         return self.stages.get(key)
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
-        """Read a prompt, all but its last token."""
+        """Begin the statistics of a generation; show the guessers its prompt."""
         self.stages[key] = SpecStats()
         for guesser in self._guessers:
             guesser.prepare(key, ids)
@@ -57,7 +57,11 @@ class StagedDrafter(FollowingDrafter):
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Draft for all sequences in step, each at its own rate."""
         chains = [_Chain(want) for want in wants]
-        live = [c for c in chains if c.want.go_on(0, None) and self._can_read(c.want)]
+        eager = [want for want in wants if want.go_on(0, None)]
+        able = {
+            want.key for want in self._follower.able(eager, self._follower.backend.n_batch // 2)
+        }
+        live = [chain for chain in chains if chain.want.key in able]
         while live:
             for chain in live:
                 self._guess(chain)
@@ -68,16 +72,6 @@ class StagedDrafter(FollowingDrafter):
             if chain.shown:
                 self._rewind_guessers(chain.want.key, len(chain.want.ids))
         return [chain.proposal(self.name) for chain in chains]
-
-    def _can_read(self, want: Want) -> bool:
-        """Whether the draft can follow the sequence; leaves at most half a batch pending."""
-        backend, cache = self._follower.backend, self._follower.cache
-        room = backend.n_ctx - len(want.ids)
-        if room < want.limit or not self._follower.hold_prefix(want.key, want.ids):
-            return False
-        if len(want.ids) - cache.length(want.key) > backend.n_batch // 2:
-            cache.fill(want.key, want.ids[:-1])
-        return True
 
     def _guess(self, chain: _Chain) -> None:
         """Guess what the draft model says next: one token less than it may still draw."""

@@ -40,7 +40,7 @@ class TreeDrafter(FollowingDrafter):
         if want.keeps_laws and not want.shape.chosen_before:
             raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
         read = self._follower.read([want])
-        if not read:
+        if not read or not self._follower.cache.make_room(want.nodes, (want.key,)):
             return Proposal()
         spare = range(self._first_branch, self._follower.backend.n_seq)[: want.branches]
         growth = _Growth(self._follower, want, list(spare))

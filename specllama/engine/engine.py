@@ -3,11 +3,17 @@
 A single chat is a batch of one. Words: *accepted* tokens were drafted and kept, a *recovered* token
 replaces the first refused one, a *bonus* token follows a path accepted to its end; every round of a
 sequence emits accepted + 1 tokens.
+
+Sequences come and go between rounds. A prompt is read in chunks, so that those which are further
+wait for no more than `_CHUNK_S` seconds (`_CHUNK` tokens at least). The cache is shared: where it
+is full, idle slots are emptied first, then younger sequences give way to elder ones and read their
+ids again when there is room.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Ids
 
 from specllama.drafting.protocol import Drafter
@@ -18,10 +24,16 @@ from specllama.engine.sequence import Sequence
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
 from specllama.results import FinishReason, SpecStats
-from specllama.sampling.chain import logprob
-from specllama.scheduling.scheduler import Account, Scheduler
+from specllama.sampling.chain import logprob, top_logprobs
+from specllama.scheduling.scheduler import Account, Scheduler, Share
 
 Event = TokenEvent | EndEvent
+Group = list[tuple[Sequence, Plan]]
+"""Sequences that share a decode, and what each brings to it."""
+
+_MOSTLY = 0.5
+_CHUNK = 32
+_CHUNK_S = 0.1
 
 
 class Engine:
@@ -31,7 +43,8 @@ class Engine:
         target: the model whose law counts.
         drafters: by preference; requests name the ones they want.
         n_slots: sequences alive at once; further ids of the backend serve tree branches.
-        max_batch: the most tokens of one sequence in a verify batch (exact mode caps it).
+        n_ctx: the most tokens of one sequence; None takes all cells of the backend.
+        max_batch: the most tokens of a decode (exact mode caps it); a round may take several.
         linear: keep caches as plain decoding would have laid them (see `round.verify`).
     """
 
@@ -41,17 +54,22 @@ class Engine:
         drafters: Ids[Drafter] = (),
         *,
         n_slots: int = 1,
+        n_ctx: int | None = None,
         max_batch: int | None = None,
         linear: bool = False,
     ) -> None:
         self.cache = TokenCache(target)
         self.drafters = list(drafters)  # also finds their models
-        self.scheduler = Scheduler()
-        self._max_batch = max_batch or target.n_batch
+        self.n_ctx = min(n_ctx or target.n_ctx, target.n_ctx)
+        self._max_batch = min(max_batch or target.n_batch, target.n_batch)
+        self.scheduler = Scheduler(self._max_batch)
         self._linear = linear
         self._spare = range(n_slots, target.n_seq)
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}
-        self._live: dict[int, Sequence] = {}
+        self._ended = dict.fromkeys(self._history, 0)
+        self._n_ended = 0
+        self._live: dict[int, Sequence] = {}  # the eldest first
+        self._events: list[Event] = []
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
@@ -79,85 +97,166 @@ class Engine:
         return self.cache.backend
 
     def add(self, request: Request, on_prompt: Progress | None = None) -> Sequence:
-        """Start a generation: keep the cache's common prefix, decode the rest of the prompt.
+        """Start a generation, in the slot whose cache suits it best; rounds read its prompt.
+
+        Args:
+            on_prompt: called with (tokens done, tokens in all) while the prompt is read.
 
         Raises:
-            UsageError: an empty prompt.
+            UsageError: an empty prompt, or no slot is free.
             ContextFull: a prompt that leaves no room for a reply.
-            EngineError: no slot is free, or llama.cpp refused.
         """
         if not request.ids:
             raise UsageError("The prompt is empty.", "Give at least one token of text.")
-        n_ctx = self.backend.n_ctx
-        if len(request.ids) > n_ctx:
+        if len(request.ids) > self.n_ctx:
             raise ContextFull(
-                f"The prompt has {len(request.ids)} tokens; the context takes {n_ctx}.",
+                f"The prompt has {len(request.ids)} tokens; the context takes {self.n_ctx}.",
                 "Shorten it, or give a larger context (-c).",
             )
-        key = self._free_slot(request.ids)
-        live = Sequence(key, request, Account(self.scheduler))
+        key = self._choose_slot(request.ids)
+        live = Sequence(key, request, Account(self.scheduler), on_prompt)
         self._rewind_drafters(key, _common(self._history[key], live.ids))
         self._history[key] = live.ids
         try:
-            live.n_cached = self.cache.keep_prefix(key, live.ids[:-1])
-            self.cache.fill(key, live.ids[:-1], on_prompt)
-            for drafter in self.drafters:
-                if drafter.name in request.drafters:
-                    drafter.prepare(key, live.ids)
+            live.n_cached = self.cache.share_prefix(key, live.ids[:-1])
+            for drafter in self._wanted(live):
+                drafter.prepare(key, live.ids)
         except BaseException:
-            self._repair(live)
+            self._repair([live])
             raise
         if request.max_tokens == 0:
             live.finish = "length"
         self._live[key] = live
         return live
 
-    def _free_slot(self, ids: Ids[int]) -> int:
+    def _choose_slot(self, ids: Ids[int]) -> int:
+        """The free slot that this prompt goes on from, else the one that was idle for longest."""
         free = [slot for slot in self._history if slot not in self._live]
         if not free:
             raise UsageError("Every slot is busy.", "Wait for a generation to end.")
-        return max(free, key=lambda slot: _common(self._history[slot], ids))
+        nearest = max(free, key=lambda slot: _common(self._history[slot], ids))
+        history = self._history[nearest]
+        if history and _common(history, ids) >= _MOSTLY * len(history):
+            return nearest
+        return min(free, key=lambda slot: self._ended[slot])
 
-    def step(self) -> list[Event]:
-        """One round for all live sequences; the events of each in order.
+    def _wanted(self, live: Sequence) -> list[Drafter]:
+        return [drafter for drafter in self.drafters if drafter.name in live.request.drafters]
 
-        An exception (also Ctrl-C) leaves every cache as it was before the round.
+    def step(self, only: Collection[Sequence] | None = None) -> list[Event]:
+        """One round for all live sequences (or some); the events of each in order.
+
+        An exception (also Ctrl-C) leaves the caches and ids of those that were not through as they
+        were before the round; the events of those that were come with the next round's.
         """
-        events: list[Event] = self._end_finished()
-        lives = list(self._live.values())
-        if not lives:
-            return events
+        self._end_finished()
+        lives = [live for live in self._live.values() if only is None or live in only]
         try:
-            self._catch_up(lives)
-            started = time.perf_counter()
-            plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
-            found = self._verify(lives, plans)
-            seconds = (time.perf_counter() - started) / len(lives)
-            for verified, plan in zip(found, plans, strict=True):
-                events += self._emit(verified, plan, seconds)
+            ready = self._with_room(self._read(lives))
+            if ready:
+                self._round(ready)
         except BaseException:
-            for live in lives:
-                self._repair(live)
+            self._repair(lives)
             raise
-        return events + self._end_finished()
+        self._end_finished()
+        events, self._events = self._events, []
+        return events
 
-    def _catch_up(self, lives: Ids[Sequence]) -> None:
-        """Decode what is pending beside the last token where it would not fit into a batch."""
-        share = min(self.backend.n_batch // len(lives), self._max_batch)
+    def _read(self, lives: Ids[Sequence]) -> list[Sequence]:
+        """Read on in prompts, the eldest first; those that are through."""
+        waiting = [live for live in lives if not self._is_read(live)]
+        budget = self.backend.n_batch
+        if len(waiting) < len(lives):
+            budget = min(budget, self.scheduler.costs.readable(_CHUNK_S, _CHUNK))
+        for live in waiting:
+            if budget > 0:
+                budget -= self._read_chunk(live, budget)
+        return [live for live in lives if self._is_read(live)]
+
+    def _is_read(self, live: Sequence) -> bool:
+        """Whether what is pending of a sequence fits into its verify batch."""
+        pending = len(live.ids) - self.cache.length(live.key)
+        return pending <= (self._share(len(self._live)) if live.n_emitted else 1)
+
+    def _share(self, n_lives: int) -> int:
+        """The most tokens that each of so many sequences brings to a round."""
+        return max(1, min(self.backend.n_batch // n_lives, self._max_batch))
+
+    def _read_chunk(self, live: Sequence, budget: int) -> int:
+        """Read up to so many tokens, where there is room for all of the sequence; how many."""
+        held = self.cache.length(live.key)
+        if not self.cache.make_room(len(live.ids) - held, self._elders(live)):
+            return 0
+        end = min(len(live.ids) - 1, held + budget)
+        started = time.perf_counter()
+        for drafter in self._wanted(live):
+            drafter.read(live.key, live.ids[: end + 1])
+        self.cache.fill(live.key, live.ids[:end], self._max_batch)
+        seconds = time.perf_counter() - started
+        self.scheduler.costs.observe_reading(end - held, seconds)
+        live.was_read(end, seconds)
+        return end - held
+
+    def _elders(self, live: Sequence) -> list[int]:
+        """This sequence and those that came before it."""
+        keys = list(self._live)
+        return keys[: keys.index(live.key) + 1]
+
+    def _with_room(self, lives: Ids[Sequence]) -> list[Sequence]:
+        """Those for whose next token the cache has room; the others wait for them to end."""
+        fitting: list[Sequence] = []
+        n_new = 0
         for live in lives:
-            if len(live.ids) - self.cache.length(live.key) > share:
-                self.cache.fill(live.key, live.ids[:-1])
+            if not self._is_read(live):  # any more: it gave way to an elder one
+                break
+            n_new += len(live.ids) - self.cache.length(live.key)
+            if not self.cache.make_room(n_new, self._elders(live)):
+                break
+            fitting.append(live)
+        n_drafts = sum(live.request.draft_max for live in fitting)
+        self.cache.make_room(n_new + n_drafts, self._live)
+        return fitting
+
+    def _round(self, lives: Ids[Sequence]) -> None:
+        """Propose, verify and emit, in as many decodes as it takes."""
+        self.scheduler.n_live = len(lives)
+        started = time.perf_counter()
+        plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
+        seconds = time.perf_counter() - started
+        shares: list[Share] = []
+        for group in list(self._groups(zip(lives, plans, strict=True))):
+            started = time.perf_counter()
+            found = self._verify(group)
+            seconds += time.perf_counter() - started
+            shares += [
+                self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
+            ]
+        self.scheduler.settle(seconds, shares)
+
+    def _groups(self, pairs: Iterable[tuple[Sequence, Plan]]) -> Iterator[Group]:
+        """Who shares a decode."""
+        group: Group = []
+        n_tokens = 0
+        for live, plan in pairs:
+            new = len(live.ids) - self.cache.length(live.key) + len(plan.proposal)
+            if group and n_tokens + new > self._max_batch:
+                yield group
+                group, n_tokens = [], 0
+            group.append((live, plan))
+            n_tokens += new
+        yield group
 
     def _limits(self, lives: Ids[Sequence]) -> dict[int, Limits]:
         """How much each sequence may draft: its own limits, the context's, the batch's."""
-        share = min(self.backend.n_batch // len(lives), self._max_batch)
+        share = self._share(len(lives))
         rows = self.backend.n_outputs // len(lives)
-        cells = self.backend.n_ctx - sum(len(live.ids) for live in lives)
+        pending = {live.key: len(live.ids) - self.cache.length(live.key) for live in lives}
+        cells = self.backend.n_ctx - self.cache.n_cells - sum(pending.values())
         spare = len(self._spare) // len(lives) if self.backend.rollback == "free" else 0
         limits = {}
         for live in lives:
-            pending = len(live.ids) - self.cache.length(live.key)
-            nodes = max(0, min(share - pending, rows - 1, cells // len(lives)))
+            room = min(cells // len(lives), self.n_ctx - len(live.ids))
+            nodes = max(0, min(share - pending[live.key], rows - 1, room))
             depth = min(nodes, live.request.draft_max)
             if live.n_left is not None:
                 depth = min(depth, live.n_left - 1)
@@ -165,27 +264,24 @@ class Engine:
             limits[live.key] = Limits(depth=depth, nodes=nodes, branches=branches)
         return limits
 
-    def _verify(self, lives: Ids[Sequence], plans: Ids[Plan]) -> list[Verified]:
+    def _verify(self, group: Group) -> list[Verified]:
         n_tokens = sum(
-            len(live.ids) - self.cache.length(live.key) + len(plan.proposal)
-            for live, plan in zip(lives, plans, strict=True)
+            len(live.ids) - self.cache.length(live.key) + len(plan.proposal) for live, plan in group
         )
         before = self.backend.seconds
         found = verify(
             self.cache,
-            lives,
-            [plan.proposal for plan in plans],
+            [live for live, _ in group],
+            [plan.proposal for _, plan in group],
             self._spare,
             linear=self._linear,
         )
-        if len(lives) == 1:
-            self.scheduler.costs.observe_target(n_tokens, self.backend.seconds - before)
+        self.scheduler.costs.observe_target(n_tokens, self.backend.seconds - before, len(group))
         return found
 
-    def _emit(self, verified: Verified, plan: Plan, seconds: float) -> list[Event]:
+    def _emit(self, verified: Verified, plan: Plan) -> Share:
         """Append a round's tokens up to the end of the reply; cut the cache to match."""
         live, proposal, path = verified.live, verified.proposal, verified.verdict.path
-        events: list[Event] = []
         used = 0
         for token, parent in zip(verified.tokens, (-1, *path), strict=True):
             used += 1
@@ -193,28 +289,27 @@ class Engine:
                 live.finish = "stop"
                 break
             source = proposal.source if used <= len(path) else ""
-            told = logprob(verified.row(parent), token) if live.request.logprobs else None
-            events.append(TokenEvent(live.key, token, told, source))
+            row, asked = verified.row(parent), live.request
+            told = logprob(row, token) if asked.logprobs else None
+            top = top_logprobs(row, asked.top_logprobs) if asked.top_logprobs else ()
+            self._events.append(TokenEvent(live.key, token, told, source, top))
             self._append(live, token)
             if live.finish is not None:
                 break
         cut = used <= len(path)
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)
-        usual = self.scheduler.round_s(plan.asked, 1 + len(proposal), max(1, len(proposal)))
-        live.account.settle(seconds, usual, used)
         if len(proposal):
             self.scheduler.acceptance(proposal.source).observe(
                 verified.steps(), plan.confidences, n_nodes=len(proposal)
             )
         self.cache.truncate(live.key, len(live.ids) - 1)
         self._teach(verified)
-        return events
+        return Share(live.account, plan.asked, len(proposal), used)
 
     def _teach(self, verified: Verified) -> None:
         """Show the drafters that learn what the target said along the accepted path."""
-        wanted = verified.live.request.drafters
-        learners = [d for d in self.drafters if d.learns and d.name in wanted]
+        learners = [drafter for drafter in self._wanted(verified.live) if drafter.learns]
         if learners:
             seen = verified.seen()
             for drafter in learners:
@@ -230,30 +325,37 @@ class Engine:
             live.finish = "stop"
         elif live.n_left == 0:
             live.finish = "length"
-        elif len(live.ids) > self.backend.n_ctx:
+        elif len(live.ids) > self.n_ctx:
             live.finish = "context"
 
-    def _end_finished(self) -> list[Event]:
-        ended: list[Event] = []
+    def _end_finished(self) -> None:
         for key, live in list(self._live.items()):
             if live.finish is not None:
-                del self._live[key]
-                ended.append(EndEvent(key, live.finish, live.dropped))
-        return ended
+                self._events.append(EndEvent(key, live.finish, live.dropped))
+                self._leave(live)
+
+    def _leave(self, live: Sequence) -> None:
+        self._n_ended += 1
+        self._ended[live.key] = self._n_ended
+        del self._live[live.key]
 
     def cancel(self, live: Sequence, reason: FinishReason = "cancelled") -> None:
         """End a sequence between rounds; its cache stays for the next turn."""
         if live.finish is None:
             live.finish = reason
-        self._live.pop(live.key, None)
+        if self._live.get(live.key) is live:
+            self._leave(live)
+            self._events = [event for event in self._events if event.key != live.key]
 
-    def _repair(self, live: Sequence) -> None:
+    def _repair(self, lives: Ids[Sequence]) -> None:
         """Back to the invariant: the caches hold a prefix of ids[:-1] and nothing else."""
-        self.cache.repair(live.key)
+        for slot in self._history:
+            self.cache.repair(slot)
         for branch in self._spare:
             self.backend.drop(branch)
-        self.cache.keep_prefix(live.key, live.ids[:-1])
-        self._rewind_drafters(live.key, 0)
+        for live in lives:
+            self.cache.keep_prefix(live.key, live.ids[:-1])
+            self._rewind_drafters(live.key, 0)
 
     def _rewind_drafters(self, key: int, length: int) -> None:
         for drafter in self.drafters:

@@ -8,7 +8,8 @@ next batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -61,12 +62,21 @@ class Backend(Protocol):
 
 
 class TokenCache:
-    """The ids in a backend's cache, per sequence id."""
+    """The ids in a backend's cache, per sequence id.
+
+    Attributes:
+        n_cells: cells in use; one that several sequences share counts once.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.n_cells = 0
         self._tokens: dict[int, list[int]] = {}
+        self._cells: dict[int, list[int]] = {}
+        self._sharers: Counter[int] = Counter()  # of a cell, beside the first that held it
         self._saved: dict[int, int] = {}
+        self._used: dict[int, int] = {}
+        self._next_cell = 0
 
     def length(self, seq: int) -> int:
         """Tokens of `seq` in the cache."""
@@ -74,17 +84,33 @@ class TokenCache:
 
     def record(self, seq: int, tokens: Sequence[int]) -> None:
         """Note tokens that a batch has just put at the end of `seq`."""
+        first, self._next_cell = self._next_cell, self._next_cell + len(tokens)
         self._tokens.setdefault(seq, []).extend(tokens)
+        self._cells.setdefault(seq, []).extend(range(first, self._next_cell))
+        self._used[seq] = self._next_cell
+        self.n_cells += len(tokens)
+
+    def _cut(self, seq: int, length: int) -> None:
+        """Mirror that cells at positions >= length are gone."""
+        del self._tokens.setdefault(seq, [])[length:]
+        cells = self._cells.setdefault(seq, [])
+        for cell in cells[length:]:
+            if self._sharers[cell]:
+                self._sharers[cell] -= 1
+            else:
+                del self._sharers[cell]
+                self.n_cells -= 1
+        del cells[length:]
+        if self._saved.get(seq, 0) > length:  # what comes next may differ
+            del self._saved[seq]
 
     def truncate(self, seq: int, length: int) -> None:
         """Hold at most the first `length` tokens; fewer where the memory cannot stop there."""
-        held = self._tokens.setdefault(seq, [])
-        if length >= len(held):
+        if length >= self.length(seq):
             return
         if not self.backend.truncate(seq, length):
             length = self._go_back(seq, length)
-        del held[length:]
-        self._outdate(seq)
+        self._cut(seq, length)
 
     def _go_back(self, seq: int, length: int) -> int:
         saved = self._saved.pop(seq, None)
@@ -93,11 +119,6 @@ class TokenCache:
             return saved
         self.backend.drop(seq)
         return 0
-
-    def _outdate(self, seq: int) -> None:
-        """Forget a saved state of more tokens than are left: what comes next may differ."""
-        if self._saved.get(seq, 0) > self.length(seq):
-            del self._saved[seq]
 
     def guard(self, seq: int, ids: Sequence[int]) -> None:
         """Before drafts are risked behind `ids`: hold them, and save what a rollback will need.
@@ -118,43 +139,81 @@ class TokenCache:
         Returns:
             The length kept, at most len(ids).
         """
-        held = self._tokens.get(seq, [])
-        place = min(agreed, len(held), len(ids))
-        limit = min(len(held), len(ids))
-        while place < limit and held[place] == ids[place]:
-            place += 1
-        self.truncate(seq, place)
+        self.truncate(seq, self._common(seq, ids, agreed))
         return self.length(seq)
 
-    def fill(self, seq: int, ids: Sequence[int], on_progress: Progress | None = None) -> None:
-        """Decode what is missing of `ids`, in chunks, without logits.
+    def _common(self, seq: int, ids: Sequence[int], agreed: int = 0) -> int:
+        held = self._tokens.get(seq, [])
+        limit = min(len(held), len(ids))
+        place = min(agreed, limit)
+        while place < limit and held[place] == ids[place]:
+            place += 1
+        return place
+
+    def share_prefix(self, seq: int, ids: Sequence[int]) -> int:
+        """As `keep_prefix`, but of all sequences: cells of another one are shared, not copied.
+
+        Where cells cannot be dropped at will, only the sequence's own are kept.
+        """
+        if self.backend.rollback == "free":
+            source = max(self._tokens, key=lambda other: self._common(other, ids), default=seq)
+            common = self._common(source, ids)
+            if common > self._common(seq, ids):
+                self.forget(seq)
+                self.backend.fork(source, seq)
+                self.backend.truncate(seq, common)
+                self._tokens[seq] = list(ids[:common])
+                self._cells[seq] = self._cells[source][:common]
+                self._sharers.update(self._cells[seq])
+        self._used[seq] = self._next_cell
+        return self.keep_prefix(seq, ids)
+
+    def make_room(self, n_tokens: int, keep: Collection[int]) -> bool:
+        """Forget sequences, least recently used first, until so many more tokens fit.
+
+        Args:
+            keep: sequences that must stay.
+
+        Returns:
+            Whether they fit now.
+        """
+        while self.n_cells + n_tokens > self.backend.n_ctx:
+            idle = [seq for seq in self._tokens if seq not in keep and self._tokens[seq]]
+            if not idle:
+                return False
+            self.forget(min(idle, key=lambda seq: self._used[seq]))
+        return True
+
+    def fill(self, seq: int, ids: Sequence[int], chunk: int | None = None) -> None:
+        """Decode what is missing of `ids`, without logits.
 
         The cache must hold a prefix of `ids` (`keep_prefix`).
+
+        Args:
+            chunk: the most tokens a decode; None takes all that a batch holds.
         """
-        start = self.length(seq)
-        for first in range(start, len(ids), self.backend.n_batch):
-            chunk = list(ids[first : first + self.backend.n_batch])
+        step = min(chunk or self.backend.n_batch, self.backend.n_batch)
+        for first in range(self.length(seq), len(ids), step):
+            part = list(ids[first : first + step])
             self.backend.decode(
-                chunk,
-                range(first, first + len(chunk)),
-                [(seq,)] * len(chunk),
-                [False] * len(chunk),
+                part,
+                range(first, first + len(part)),
+                [(seq,)] * len(part),
+                [False] * len(part),
             )
-            self.record(seq, chunk)
-            if on_progress is not None:
-                on_progress(first + len(chunk) - start, len(ids) - start)
+            self.record(seq, part)
 
     def forget(self, seq: int) -> None:
         """Empty a sequence."""
-        if self._tokens.pop(seq, None):
+        if self.length(seq):
             self.backend.drop(seq)
+        self._cut(seq, 0)
         self._saved.pop(seq, None)
 
     def repair(self, seq: int) -> None:
         """Make backend and mirror agree after a call that was broken off half-way."""
-        held = self._tokens.get(seq, [])
-        del held[self.backend.length(seq) :]
-        if not self.backend.truncate(seq, len(held)):
+        length = min(self.length(seq), self.backend.length(seq))
+        if not self.backend.truncate(seq, length):
             self.backend.drop(seq)
-            held.clear()
-        self._outdate(seq)
+            length = 0
+        self._cut(seq, length)

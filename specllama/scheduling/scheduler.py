@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
 from specllama.scheduling.acceptance import Acceptance
@@ -29,13 +30,55 @@ _PLAN_NODES = 24
 _PLAN_DEPTH = 8
 
 
-class Scheduler:
-    """What one engine has learned about costs and acceptance."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One sequence's part in a round: the last drafter it asked ("" for none), what came of it."""
 
-    def __init__(self) -> None:
+    account: Account
+    asked: str
+    n_drafted: int
+    n_emitted: int
+
+
+class Scheduler:
+    """What one engine has learned about costs and acceptance.
+
+    What a sequence gains by drafting is judged as if all live ones did the same: then the round's
+    batch grows by as many tokens for each of them.
+
+    Args:
+        max_batch: the most tokens of a target decode; a round of more takes several.
+
+    Attributes:
+        n_live: how many sequences share this round's batches; the engine says so.
+    """
+
+    def __init__(self, max_batch: int = 1 << 30) -> None:
         self.costs = Costs()
+        self.n_live = 1
+        self._max_batch = max_batch
         self._acceptance: dict[str, Acceptance] = {}
-        self._plans: dict[str, tuple[int, Shape | None]] = {}
+        self._plans: dict[tuple[str, int], tuple[int, Shape | None]] = {}
+
+    @property
+    def _plain_size(self) -> int:
+        return min(self.n_live, self._max_batch)
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a plain round of so many sequences was measured, and not too long ago."""
+        size = self._plain_size
+        return self.costs.known(size) and not self.costs.stale(size)
+
+    def batch_s(self, n_tokens: int) -> float:
+        """Seconds of a round's target decodes if each sequence brings so many tokens."""
+        full, rest = divmod(self.n_live * n_tokens, self._max_batch)
+        seconds = self.costs.target_s(rest) if rest else 0.0
+        return seconds + (full * self.costs.target_s(self._max_batch) if full else 0.0)
+
+    def draft_s(self, name: str) -> float:
+        """Seconds of a drafted token for each sequence."""
+        return self.n_live * self.costs.draft_s(name)
 
     def acceptance(self, name: str) -> Acceptance:
         """The estimates of a drafter."""
@@ -50,43 +93,34 @@ class Scheduler:
 
     def planned_shape(self, name: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
-        if not self.costs.known:
+        if not self.costs.known(self._plain_size):
             return FixedShape(_FIRST_TREE)
-        age, shape = self._plans.get(name, (0, None))
+        age, shape = self._plans.get((name, self.n_live), (0, None))
         if shape is None or age >= _PLAN_AGE:
             topology = plan(
                 self.acceptance(name).by_rank(),
                 min(nodes, _PLAN_NODES),
                 min(depth, _PLAN_DEPTH),
-                self.costs.target_s,
+                self.batch_s,
                 self.costs.level_s(name),
             )
             age, shape = 0, PlannedShape(topology or ((),))
-        self._plans[name] = (age + 1, shape)
+        self._plans[name, self.n_live] = (age + 1, shape)
         return shape
 
-    def round_s(self, name: str, n_tokens: int, n_drafted: int) -> float:
-        """Seconds that a round usually takes: a batch of `n_tokens`, and drafting before it.
-
-        Infinity where no such batch was measured: a guess excuses nothing.
-        """
-        if not self.costs.measured(n_tokens):
-            return math.inf
-        return self.costs.target_s(n_tokens) + n_drafted * self.costs.draft_s(name)
-
     def plain_rate(self) -> float:
-        """Tokens per second without drafts."""
-        return 1.0 / self.costs.target_s(1)
+        """Tokens per second of each sequence without drafts."""
+        return 1.0 / self.batch_s(1)
 
     def best_length(self, name: str, limit: int) -> tuple[int, float]:
         """The chain length up to `limit` with the most tokens per second, and that rate."""
         best, best_rate = 0, self.plain_rate()
         tokens, survival = 1.0, 1.0
-        acceptance, draft_s = self.acceptance(name), self.costs.draft_s(name)
+        acceptance, draft_s = self.acceptance(name), self.draft_s(name)
         for length in range(1, limit + 1):
             survival *= acceptance.at_depth(length - 1)
             tokens += survival
-            rate = tokens / (self.costs.target_s(1 + length) + length * draft_s)
+            rate = tokens / (self.batch_s(1 + length) + length * draft_s)
             if rate > best_rate:
                 best, best_rate = length, rate
         return best, best_rate
@@ -95,8 +129,34 @@ class Scheduler:
         """Tokens per second with the trees a drafter usually makes, of at most `nodes` nodes."""
         acceptance = self.acceptance(name)
         usual = min(nodes, acceptance.usual_nodes)
-        seconds = self.costs.target_s(1 + round(usual)) + usual * self.costs.draft_s(name)
+        seconds = self.batch_s(1 + round(usual)) + usual * self.draft_s(name)
         return (1.0 + acceptance.usual_accepted) / seconds
+
+    def settle(self, seconds: float, shares: Sequence[Share]) -> None:
+        """Book one round of all live sequences.
+
+        Each bears its part of a plain round; what the round took beyond that is shared by who
+        drafted. A hiccup of the machine, which would have hit plain decoding as well, counts as no
+        more than twice the usual time.
+        """
+        if not self.costs.known(self._plain_size):
+            return
+        plain = self.batch_s(1)
+        extra = min(seconds, _HICCUP * self._usual_s(shares)) - plain
+        n_drafted = sum(share.n_drafted for share in shares)
+        for share in shares:
+            part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
+            own = plain / len(shares)
+            share.account.book(own + part * extra, share.n_emitted * own)
+
+    def _usual_s(self, shares: Sequence[Share]) -> float:
+        """Seconds that such a round usually takes; infinity where no such batch was measured: a
+        guess excuses nothing."""
+        n_tokens = sum(1 + share.n_drafted for share in shares)
+        if not self.costs.measured(n_tokens):
+            return math.inf
+        drafting = sum(max(1, s.n_drafted) * self.costs.draft_s(s.asked) for s in shares if s.asked)
+        return self.costs.target_s(n_tokens) + drafting
 
 
 class Account:
@@ -117,8 +177,7 @@ class Account:
     @property
     def may_draft(self) -> bool:
         """Whether this round may draft at all."""
-        costs = self._scheduler.costs
-        return costs.known and not costs.stale and self.within_budget
+        return self._scheduler.knows_plain and self.within_budget
 
     def probe_due(self) -> bool:
         """Whether a drafter that does not pay gets another try: ever more seldom."""
@@ -132,18 +191,10 @@ class Account:
         """Drafting pays again: probe soon when it stops to."""
         self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
 
-    def settle(self, seconds: float, usual: float, n_emitted: int) -> None:
-        """Book one round of this sequence.
-
-        Args:
-            seconds: what it took.
-            usual: what such a round usually takes; a hiccup of the machine, which would have hit
-                plain decoding as well, counts as no more than twice that.
-            n_emitted: tokens it gave.
-        """
-        if self._scheduler.costs.known:
-            self._elapsed += min(seconds, _HICCUP * usual)
-            self._plain += n_emitted * self._scheduler.costs.target_s(1)
+    def book(self, seconds: float, plain: float) -> None:
+        """What a round cost this sequence, and what its tokens would have cost without drafts."""
+        self._elapsed += seconds
+        self._plain += plain
 
 
 class Stopping:
@@ -159,9 +210,9 @@ class Stopping:
         self, scheduler: Scheduler, name: str, planned: int, rate: float, p_min: float
     ) -> None:
         self._planned = planned
-        self._costs = scheduler.costs
+        self._batch_s = scheduler.batch_s
         self._acceptance = scheduler.acceptance(name)
-        self._draft_s = scheduler.costs.draft_s(name)
+        self._draft_s = scheduler.draft_s(name)
         self._rate = rate
         self._p_min = p_min
         self._survival = 1.0
@@ -170,7 +221,7 @@ class Stopping:
 
     def go_on(self, drafted: int, confidence: float | None) -> bool:
         """See `drafting.protocol.Want.go_on`."""
-        longer = self._costs.target_s(drafted + 2) - self._costs.target_s(drafted + 1)
+        longer = self._batch_s(drafted + 2) - self._batch_s(drafted + 1)
         if confidence is None:
             gain = self._survival * self._acceptance.at_depth(drafted)
             return drafted < self._planned or gain > self._rate * (longer + self._draft_s)
@@ -184,7 +235,7 @@ class Stopping:
 
     def rate(self, nodes: int) -> float:
         """Tokens per second to expect of what was drafted, its drafting paid for already."""
-        return self._tokens / self._costs.target_s(1 + nodes)
+        return self._tokens / self._batch_s(1 + nodes)
 
 
 class FixedLength:

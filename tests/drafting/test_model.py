@@ -90,6 +90,7 @@ def test_follows_what_was_accepted(accepted: int, rollback: Any) -> None:
 def test_a_chain_costs_one_decode_a_token() -> None:
     drafter, fake = drafter_over()
     drafter.prepare(0, [1, 2, 3])
+    drafter.read(0, [1, 2, 3])
     ids = [1, 2, 3]
     (first,) = drafter.propose([want(ids)])
     drafter.propose([want([*ids, *first.tokens, 9])])

@@ -124,6 +124,7 @@ def staged(
         ids = (*PROMPT, *context)
         drafter = StagedDrafter(Follower(fake(logits_of(model))), [guesser()])
         drafter.prepare(0, ids)
+        drafter.read(0, ids)
         (proposal,) = drafter.propose([ask(ids, length, chance, law=law_of_row, go_on=go_on)])
         return proposal
 
@@ -202,6 +203,7 @@ def test_two_rounds_keep_the_law(verify: Verify[Trace]) -> None:
     def run_two(chance: Trace) -> Tokens:
         drafter = StagedDrafter(Follower(fake(logits_of(draft))), [RecycleDrafter(V)])
         drafter.prepare(0, PROMPT)
+        drafter.read(0, PROMPT)
         said: Tokens = ()
         for length in (2, 1):
             wanted = ask((*PROMPT, *said), length, chance, law=law_of_row)
@@ -278,6 +280,7 @@ def test_the_chain_is_the_one_the_draft_model_draws_alone(
     for drafter in drafters:
         for key, ids in enumerate(texts):
             drafter.prepare(key, ids)
+            drafter.read(key, ids)
     for limit in limits:
         found = []
         for drafter, own in zip(drafters, chances, strict=True):
@@ -345,6 +348,7 @@ def greedy_chain(guesser: Drafter, limit: int = 8) -> tuple[FakeModel, StagedDra
     model = FakeModel(says)
     drafter = StagedDrafter(Follower(model), [guesser])
     drafter.prepare(0, [1, 2, 3])
+    drafter.read(0, [1, 2, 3])
     law = Sampler(PLAIN).distribution
     (proposal,) = drafter.propose([ask([1, 2, 3], limit, GreedyDrafts(0), law=law)])
     assert list(proposal.tokens) == right(says)((1, 2, 3))[:limit]
@@ -380,6 +384,7 @@ def test_a_guesser_without_a_guess_leaves_it_to_the_next() -> None:
         Follower(model), [Guesses(always()), TextDrafter(), Guesses(right(language(6)))]
     )
     drafter.prepare(0, [1, 2, 3])
+    drafter.read(0, [1, 2, 3])
     law = Sampler(PLAIN).distribution
     drafter.propose([ask([1, 2, 3], 8, GreedyDrafts(0), law=law)])
     assert len(model.batches) == 2
@@ -388,6 +393,7 @@ def test_a_guesser_without_a_guess_leaves_it_to_the_next() -> None:
 def test_a_new_generation_counts_anew() -> None:
     _, drafter, _ = greedy_chain(Guesses(always()))
     drafter.prepare(0, [1, 2, 3])
+    drafter.read(0, [1, 2, 3])
     assert drafter.stages[0].rounds == 0
 
 

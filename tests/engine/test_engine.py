@@ -354,6 +354,8 @@ class TestPrompts:
         engine = engine_with(WORDS, n_batch=8)
         seen: list[tuple[int, int]] = []
         engine.add(request([1] * 20), lambda done, total: seen.append((done, total)))
+        for _ in range(5):
+            engine.step()
         assert seen == [(8, 19), (16, 19), (19, 19)]
 
     @pytest.mark.parametrize("drafted", [0, 3])
@@ -591,7 +593,7 @@ class TestCancel:
         check(engine, [live])
         asked = request([*live.ids, 2])
         outcome = run(engine, asked)
-        assert outcome.live.n_cached == len(live.ids) - 1
+        assert outcome.live.n_cached == (len(live.ids) - 1 if rounds else 0)
         assert outcome.tokens == expected(WORDS, asked)[0]
 
     def test_twice(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.costs import Costs
-from specllama.scheduling.scheduler import Account, FixedLength, Scheduler, Stopping
+from specllama.scheduling.scheduler import Account, FixedLength, Scheduler, Share, Stopping
 
 
 def seen(costs: Costs, n_tokens: int, seconds: float, times: int = 2) -> None:
@@ -48,11 +48,11 @@ class TestCosts:
     def test_nothing_is_known_before_plain_decodes(self) -> None:
         costs = Costs()
         seen(costs, 5, 0.010)
-        assert not costs.known
+        assert not costs.known()
         costs.observe_target(1, 0.5)
-        assert not costs.known, "the first may be a hiccup"
+        assert not costs.known(), "the first may be a hiccup"
         costs.observe_target(1, 0.010)
-        assert costs.known
+        assert costs.known()
         assert costs.target_s(1) == 0.010
 
     def test_the_yardstick_grows_stale(self) -> None:
@@ -62,19 +62,19 @@ class TestCosts:
         waits = []
         for _ in range(7):
             waits.append(0)
-            while not costs.stale:
+            while not costs.stale():
                 costs.observe_target(5, 0.010)
                 waits[-1] += 1
             costs.observe_target(1, 0.011)
-            assert not costs.stale
+            assert not costs.stale()
         assert waits == sorted(waits)
         assert waits[0] < 20
         assert waits[-1] == waits[-2] > 200
-        while not costs.stale:
+        while not costs.stale():
             costs.observe_target(5, 0.010)
         costs.observe_target(1, 0.002)
-        assert costs.stale, "a measurement that disagrees is not believed, but repeated"
-        while costs.stale:
+        assert costs.stale(), "a measurement that disagrees is not believed, but repeated"
+        while costs.stale():
             costs.observe_target(1, 0.002)
         assert costs.target_s(1) == 0.002
 
@@ -159,31 +159,96 @@ class TestBestLength:
 
 
 class TestAccount:
+    def settle(self, account: Account, seconds: float, n_emitted: int) -> None:
+        """A round of one sequence that drafted one token; nothing is known of such rounds."""
+        self.known.settle(seconds, [Share(account, "model", 1, n_emitted)])
+
+    @pytest.fixture(autouse=True)
+    def machine(self) -> None:
+        self.known = scheduler(0.01, 0.01, 8)
+
     def test_spends_its_budget_and_stops(self) -> None:
-        known = scheduler(0.01, 0.01, 8)
-        account = Account(known)
+        account = Account(self.known)
         assert account.within_budget
-        account.settle(0.05, 1.0, 1)
+        self.settle(account, 0.05, 1)
         assert not account.within_budget
         for _ in range(200):
-            account.settle(0.01, 1.0, 1)
+            self.settle(account, 0.01, 1)
         assert account.within_budget, "the share grows with what is said"
 
     def test_gains_are_kept(self) -> None:
-        account = Account(scheduler(0.01, 0.01, 8))
-        account.settle(0.01, 1.0, 9)
-        account.settle(0.05, 1.0, 1)
+        account = Account(self.known)
+        self.settle(account, 0.01, 9)
+        self.settle(account, 0.05, 1)
         assert account.within_budget
 
     def test_a_hiccup_counts_as_two_rounds(self) -> None:
-        account = Account(scheduler(0.01, 0.01, 8))
-        account.settle(1.0, 0.01, 1)
+        seen(self.known.costs, 2, 0.01)
+        account = Account(self.known)
+        self.settle(account, 1.0, 1)
         assert account.within_budget
-        account.settle(1.0, 0.02, 1)
+        seen(self.known.costs, 2, 0.02, times=5)
+        self.settle(account, 1.0, 1)
         assert not account.within_budget
 
     def test_nothing_is_risked_before_a_plain_decode(self) -> None:
         assert not Account(Scheduler()).may_draft
+
+
+class TestCompany:
+    """Several sequences share a round."""
+
+    def test_plain_rounds_cost_nobody_anything(self) -> None:
+        known = scheduler(0.01, 0.05, 8)
+        known.n_live = 2
+        seen(known.costs, 2, 0.014)
+        accounts = [Account(known) for _ in range(2)]
+        for _ in range(100):
+            known.settle(0.014, [Share(account, "", 0, 1) for account in accounts])
+        assert all(account.within_budget for account in accounts)
+        known.settle(0.044, [Share(account, "", 0, 1) for account in accounts])
+        assert all(account.within_budget for account in accounts)
+
+    def test_who_drafts_pays(self) -> None:
+        """What a round takes beyond a plain one is nobody else's loss."""
+        known = scheduler(0.01, 0.05, 8)
+        known.n_live = 2
+        seen(known.costs, 2, 0.014)
+        eager, plain = Account(known), Account(known)
+        for _ in range(10):
+            known.settle(0.05, [Share(eager, "model", 7, 1), Share(plain, "", 0, 1)])
+        assert not eager.within_budget
+        assert plain.within_budget
+
+    def test_the_yardstick_is_a_plain_round_of_as_many(self) -> None:
+        known = scheduler(0.01, 0.05, 8)
+        assert Account(known).may_draft
+        known.n_live = 3
+        assert not Account(known).may_draft
+        for _ in range(2):
+            known.costs.observe_target(3, 0.02, 3)
+        assert Account(known).may_draft
+        assert known.plain_rate() == pytest.approx(1 / 0.02)
+
+    def test_drafts_cost_what_all_of_them_cost(self) -> None:
+        """One sequence uses what the machine has to spare; eight have used it up."""
+
+        def best(n_live: int) -> int:
+            known = scheduler(0.01, 0.01, 8)
+            for n_tokens in range(2, 80):
+                seen(known.costs, n_tokens, 0.01 if n_tokens <= 9 else 0.0025 * n_tokens)
+            known.n_live = n_live
+            return known.best_length("model", 8)[0]
+
+        assert best(1) == 8
+        assert best(8) == 0
+
+    def test_more_than_a_decode_takes_costs_several(self) -> None:
+        known = Scheduler(max_batch=7)
+        for n_tokens in (3, 7):
+            seen(known.costs, n_tokens, 0.01 * n_tokens)
+        known.n_live = 4
+        assert known.batch_s(6) == pytest.approx(0.24)
 
 
 class TestStopping:
