@@ -28,7 +28,7 @@ test: lint
 
 lint:
 	@echo '== specllama and what its tests need -> .venv'
-	@$(PYTHON) scripts/setup.py pair test
+	@$(PYTHON) scripts/setup.py pair server test
 	@echo '== ruff check, ruff format --check, mypy'
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

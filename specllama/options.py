@@ -108,6 +108,7 @@ class GenerationParams:
         draft_max: the most tokens drafted in a row.
         draft_p_min: stop drafting when the draft's top probability is below this.
         logprobs: tell the log-probability of each token, which costs a pass over the vocabulary.
+        top_logprobs: tell those of this many most probable tokens as well.
         adaptive: let the scheduler choose lengths; False always drafts `draft_max`.
     """
 
@@ -126,12 +127,14 @@ class GenerationParams:
     draft_max: int = 16
     draft_p_min: float = 0.0
     logprobs: bool = True
+    top_logprobs: int = 0
     adaptive: bool = True
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 0)
         _at_least("draft_max", self.draft_max, 0)
+        _at_least("top_logprobs", self.top_logprobs, 0)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed must be between 0 and 2^64 - 1, not {self.seed}.")
         if not 0.0 <= self.draft_p_min <= 1.0:

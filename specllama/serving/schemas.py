@@ -1,0 +1,190 @@
+"""What clients may send: OpenAI's fields, llama.cpp's and mlx-lm's additions, and two of ours.
+
+Types are strict (a number in quotes is an error) and every value has a range, so that whatever gets
+past this file is of the right kind. Fields that are not named here are passed over, as every server
+of this API does; `unsupported.py` names those that would change the reply.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specllama.options import VerifyName
+
+MOST_TOP_LOGPROBS = 20
+MOST_STOPS = 64
+
+Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Texts = str | Annotated[list[str], Field(max_length=MOST_STOPS)]
+
+
+class Body(BaseModel):
+    """A request's body, or a part of it."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class Part(Body):
+    """A part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    """A call that the assistant made."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call in the past conversation."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Prediction(Body):
+    """A text that the reply will resemble."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class NamedSchema(Body):
+    """OpenAI's wrapping of a JSON schema."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the reply has to look like; `schema` beside `type` is llama.cpp's flat form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class Function(Body):
+    """A function that may be called."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """A tool; only functions exist."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Body):
+    """The name in a forced choice."""
+
+    name: str
+
+
+class ToolChoice(Body):
+    """A forced choice."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class Settings(Body):
+    """What chat and text completions have in common. Left out or null: the server's own value."""
+
+    model: str | None = None
+    max_tokens: Tokens | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Texts | None = None
+    seed: Annotated[int, Field(ge=-1, lt=2**64)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], float] | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    prediction: Prediction | None = None
+    verify: VerifyName | None = None
+    n_max: Tokens | None = Field(None, alias="speculative.n_max")
+    num_draft_tokens: Tokens | None = None
+
+
+class ChatRequest(Settings):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+
+
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+
+
+class CompletionRequest(Settings):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize, as llama.cpp's."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize, as llama.cpp's."""
+
+    tokens: TokenIds

@@ -1,0 +1,120 @@
+"""uvicorn, with the patience this server has: for headers, for replies at the end, for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specllama.errors import UsageError
+from specllama.pool import Pool
+
+HEADERS_TIMEOUT_S = 15.0
+"""A connection that has not finished asking by then is closed."""
+
+KEEP_ALIVE_S = 30
+
+GRACE_S = 5.0
+"""Replies under way at the first Ctrl-C have so long to end; a second Ctrl-C ends them at once."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections whose request's headers do not come."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """More headers or a body; the clock runs until the headers are complete."""
+        super().data_received(data)
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._wait_no_more()
+        elif self._waiting is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+class Server(uvicorn.Server):
+    """Serves an application over a pool until it is told to stop; then the pool is empty."""
+
+    def __init__(self, app: ASGIApp, pool: Pool) -> None:
+        self._pool = pool
+        config = uvicorn.Config(
+            app,
+            http=ImpatientProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            # a little more than GRACE_S, so that what is cut off can still be told
+            timeout_graceful_shutdown=int(GRACE_S) + 2,
+        )
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, let replies end for GRACE_S seconds, then cancel them."""
+        closing = asyncio.create_task(self._close_pool_later())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await closing
+
+    async def _close_pool_later(self) -> None:
+        await asyncio.sleep(GRACE_S)
+        await asyncio.to_thread(self._pool.close)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket of our own; nobody is let in before it listens.
+
+    Raises:
+        UsageError: no such address, or another program has it.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"Cannot serve on {host}: {error.strerror}.", "Check --host.") from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise UsageError(
+            f"Cannot serve on {host} port {port}: {error.strerror}.",
+            "Another program may have it; give another --port (0 takes a free one).",
+        ) from error
+    return found
+
+
+def url_of(bound: socket.socket, host: str) -> str:
+    """Where people reach a bound socket."""
+    port = bound.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
