@@ -59,25 +59,28 @@ class Sampler:
         """
         row = self._adjusted(logits, history)
         if constraint is None:
-            return self._law(_all_ids(len(row)), row)
+            return self._law(None, row)
         _check_finite(float(row.max()))
         wanted = 1 if self._params.temperature == 0.0 else self._params.top_k
         ids = _permitted(row, constraint, wanted)
         return self._law(ids, row[ids])
 
-    def _law(self, ids: IntArray, values: Row) -> Distribution:
-        """The law over some tokens (ids rising) and their adjusted logits."""
+    def _law(self, ids: IntArray | None, values: Row) -> Distribution:
+        """The law over some tokens (ids rising; None: all) and their adjusted logits."""
         params = self._params
         if params.temperature == 0.0:
             best = int(values.argmax())
             _check_finite(float(values[best]))
-            return Distribution.point(int(ids[best]))
-        if 0 < params.top_k < len(ids):
+            return Distribution.point(best if ids is None else int(ids[best]))
+        if 0 < params.top_k < len(values):
             if params.top_k <= _FEW and params.typical_p >= 1.0:
                 found = _about_largest(values, params.top_k)
-                return self._law_of_few(ids[found].tolist(), values[found].tolist())
+                kept_ids = found if ids is None else ids[found]
+                return self._law_of_few(kept_ids.tolist(), values[found].tolist())
             found = largest(values, params.top_k)
-            ids, values = ids[found], values[found]
+            ids, values = found if ids is None else ids[found], values[found]
+        elif ids is None:
+            ids = _all_ids(len(values))
         top = np.float32(values.max())
         _check_finite(float(top))
         kept = self._truncated(values, top)
@@ -224,7 +227,7 @@ def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
 def _about_largest(row: Row, count: int) -> IntArray:
     """Positions, rising, of the `count` largest values and of a few more that are cheap to find.
 
-    One pass over the row: only columns whose maximum reaches the bound can hold any of them.
+    Two passes over the row in as few calls as possible: see `_law_of_few`.
 
     Raises:
         EngineError: the largest value is not finite.
@@ -233,18 +236,13 @@ def _about_largest(row: Row, count: int) -> IntArray:
     if count > columns // 4:
         _check_finite(float(row.max()))
         return largest(row, count)
-    table, tail = row[: columns * _BLOCK].reshape(_BLOCK, columns), row[columns * _BLOCK :]
-    # methods and ufuncs rather than numpy's Python functions: see `_law_of_few`
-    maxima = np.maximum.reduce(table, axis=0)
-    ordered = maxima.copy()
-    ordered.partition((columns - count, columns - 1))
-    _check_finite(float(np.maximum(ordered[-1], tail.max()) if len(tail) else ordered[-1]))
-    bound = ordered[columns - count]
-    near = (maxima >= bound).nonzero()[0]
-    blocks, columns_of = (table[:, near] >= bound).nonzero()
-    found: IntArray = blocks * columns + near[columns_of]
-    if len(tail):
-        found = np.append(found, (tail >= bound).nonzero()[0] + columns * _BLOCK)
+    cells = columns * _BLOCK
+    maxima = np.maximum.reduce(row[:cells].reshape(_BLOCK, columns), axis=0)
+    maxima.partition((columns - count, columns - 1))
+    top = maxima[-1] if cells == len(row) else np.maximum(maxima[-1], row[cells:].max())
+    _check_finite(float(top))
+    # the count-th largest of the maxima cannot exceed the count-th largest value
+    found: IntArray = (row >= maxima[columns - count]).nonzero()[0]
     return found
 
 
