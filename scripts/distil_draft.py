@@ -1,7 +1,7 @@
 """Distil a small speculative draft from a llama-architecture target GGUF.
 
     python scripts/distil_draft.py seeds TARGET.gguf WORK       # tokenise seed prompts (CPU)
-    python scripts/distil_draft.py train TARGET.gguf WORK       # one GPU, --minutes of it
+    python scripts/distil_draft.py train TARGET.gguf WORK       # GPUs (see torchrun), --minutes
     python scripts/distil_draft.py quantise WORK/draft-f16.gguf OUT.gguf
 
 docs/distil.md explains each step; models/README.md says what this gave for the built-in draft.
@@ -9,22 +9,27 @@ docs/distil.md explains each step; models/README.md says what this gave for the 
 
 import argparse
 import gc
+import os
 import time
 from pathlib import Path
 
+import gguf
 import torch
 from distil.export import write_gguf
 from distil.generate import FIELDS, Seeds, Writer, write_text
 from distil.labels import Rows, label
-from distil.model import Llama, load_teacher
+from distil.model import Llama, load_teacher, read_shape
+from distil.parallel import join
 from distil.train import Batches, Schedule, Trainer, new_student
 
 STARTED = time.monotonic()
-TEXT, CHECKPOINT = "text.pt", "student.pt"
+TEXT, CHECKPOINT, DRAFT = "text-{}.pt", "student.pt", "draft-f16.gguf"
 
 
 def log(message: str) -> None:
-    print(f"[{time.monotonic() - STARTED:6.0f}] {message}", flush=True)
+    """Print with the time; under torchrun only the first rank does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"[{time.monotonic() - STARTED:6.0f}] {message}", flush=True)
 
 
 def make_seeds(args: argparse.Namespace) -> None:
@@ -32,12 +37,12 @@ def make_seeds(args: argparse.Namespace) -> None:
     from distil.tokens import write_tokens
 
     args.work.mkdir(parents=True, exist_ok=True)
-    write_tokens(args.target, args.work / "seeds.npz", args.prompts, args.wraps, args.seed)
+    write_tokens(args.target, args.work / "seeds.npz", args.count, args.seed)
 
 
-def written_rows(args: argparse.Namespace, teacher: Llama, deadline: float) -> Rows:
-    """Text and labels: written anew, or the text of an interrupted run labelled again."""
-    file = args.work / TEXT
+def written_rows(args: argparse.Namespace, teacher: Llama, rank: int, deadline: float) -> Rows:
+    """A rank's text and labels: written anew, or an interrupted run's text labelled again."""
+    file = args.work / TEXT.format(rank)
     if file.exists():
         log("labelling the text of an earlier run")
         stored = torch.load(file, map_location=teacher.head.device, weights_only=True)
@@ -48,7 +53,7 @@ def written_rows(args: argparse.Namespace, teacher: Llama, deadline: float) -> R
     if writer.cuda:
         writer.capture()
         log("graphs captured")
-    rows = write_text(writer, args.rows, deadline, log)
+    rows = write_text(writer, args.rows, deadline, args.seed + rank, log)
     torch.save({name: getattr(rows, name) for name in ("tokens", "chosen", "heat")}, file)
     return rows
 
@@ -75,37 +80,59 @@ def part(rows: Rows, which: slice) -> Rows:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Write text, train on it, save the draft as a 16-bit GGUF: all within --minutes."""
-    torch.manual_seed(args.seed)
+    """Write text, train on it, save the draft as a 16-bit GGUF: all within --minutes.
+
+    Under torchrun every rank writes and trains on its own text; the first saves and logs.
+    """
+    ranks = join()
+    torch.manual_seed(args.seed + ranks.rank)
     torch.set_float32_matmul_precision("high")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    args.compiled = device.type == "cuda" and not args.eager
-    half = torch.float16 if device.type == "cuda" else torch.float32
-    teacher = load_teacher(args.target, max(args.length, args.long_length), device, half)
-    log(f"teacher on {device}: {teacher.shape}")
+    cuda = ranks.device.type == "cuda"
+    args.compiled = cuda and not args.eager
+    longest = max(args.length, args.long_length)
+    half = torch.float16 if cuda else torch.float32
+    teacher = load_teacher(args.target, longest, ranks.device, half)
+    log(f"teacher on {ranks.count} x {ranks.device.type}: {teacher.shape}")
     budget = args.minutes * 60
-    rows = written_rows(args, teacher, STARTED + budget * args.write_share)
+    rows = written_rows(args, teacher, ranks.rank, STARTED + budget * args.write_share)
     gc.collect()
-    if device.type == "cuda":
+    if cuda:
         torch.cuda.empty_cache()
         log(f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB at most while writing")
     held, rows = part(rows, slice(-args.held, None)), part(rows, slice(0, -args.held))
     joined = long_rows(teacher, rows, args.long_rows, args.long_length, args.top_k)
-    log(f"{len(rows)} rows of {args.length}, {len(joined)} of {args.long_length}")
+    log(f"{len(rows)} rows of {args.length}, {len(joined)} of {args.long_length} a rank")
     shape = teacher.shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
     student = new_student(teacher, shape, args.long_length, rows.tokens[-128:].long())
     del teacher
-    seconds = budget - (time.monotonic() - STARTED) - args.reserve
-    trainer = Trainer(student, Schedule(), seconds, args.chunk, args.compiled, log)
+    ranks.same_start(student)
+    seconds = budget - ranks.clock(time.monotonic() - STARTED) - args.reserve
+    trainer = Trainer(student, Schedule(), seconds, args.chunk, args.compiled, ranks, log)
     if (args.work / CHECKPOINT).exists():
         trainer.resume(args.work / CHECKPOINT)
         log(f"resumed at step {trainer.step}")
     short = Batches(rows, args.tokens // args.length)
     long = Batches(joined, max(1, args.tokens // args.long_length))
     trainer.run(short, long, held, args.work / CHECKPOINT)
+    if ranks.first:
+        save_draft(student, args)
+    ranks.leave()
+
+
+def save_draft(student: Llama, args: argparse.Namespace) -> None:
     tensors = {name: t.float().cpu().numpy() for name, t in student.state_dict().items()}
-    write_gguf(tensors, shape, args.target, args.work / "draft-f16.gguf", args.name)
-    log("draft-f16.gguf written")
+    write_gguf(tensors, student.shape, args.target, args.work / DRAFT, args.name)
+    log(f"{DRAFT} written")
+
+
+def export(args: argparse.Namespace) -> None:
+    """The draft as the last checkpoint has it."""
+    state = torch.load(args.work / CHECKPOINT, map_location="cpu", weights_only=True)
+    shape = read_shape(gguf.GGUFReader(args.target))
+    shape = shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
+    student = Llama(shape, 1)
+    student.load_state_dict(state["student"])
+    save_draft(student, args)
 
 
 def quantise_draft(args: argparse.Namespace) -> None:
@@ -118,16 +145,18 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     steps = top.add_subparsers(required=True)
     seeds = steps.add_parser("seeds", help="tokenise the seed prompts")
-    seeds.add_argument("--prompts", type=int, default=40000)
-    seeds.add_argument("--wraps", type=int, default=8000)
+    seeds.add_argument("--count", type=int, default=32768, help="seeds of each sort")
     seeds.set_defaults(run=make_seeds)
     trains = steps.add_parser("train", help="write text and train")
-    for step in (seeds, trains):
+    exports = steps.add_parser("export", help="the 16-bit GGUF of the last checkpoint")
+    for step in (seeds, trains, exports):
         step.add_argument("target", type=Path, help="the GGUF that the draft is for")
         step.add_argument("work", type=Path, help="folder for everything that is made")
         step.add_argument("--seed", type=int, default=0)
-    add_train_options(trains)
+    for step in (trains, exports):
+        add_train_options(step)
     trains.set_defaults(run=train)
+    exports.set_defaults(run=export)
     last = steps.add_parser("quantise", help="make the final GGUF")
     last.add_argument("source", type=Path)
     last.add_argument("out", type=Path)
@@ -143,7 +172,7 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
         "write-share": (0.25, "share of the time after which no more text is written"),
         "reserve": (20.0, "seconds kept for the last measurement and the export"),
         "width": (256, "draft: width (a multiple of 256 for a K-quant head)"),
-        "layers": (5, "draft: layers"),
+        "layers": (7, "draft: layers"),
         "heads": (4, "draft: attention heads"),
         "kv-heads": (2, "draft: key and value heads"),
         "ffn": (768, "draft: feed-forward width"),
@@ -155,7 +184,7 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
         "long-rows": (512, "long rows made of short ones"),
         "long-length": (8192, "their length: the longest trained position"),
         "held": (256, "rows kept for measuring"),
-        "tokens": (65536, "tokens of a training step"),
+        "tokens": (65536, "tokens of a training step on each GPU"),
         "chunk": (4096, "positions scored against the vocabulary at once"),
     }
     for name, (default, text) in numbers.items():

@@ -1,9 +1,10 @@
 """The target writes the training text: many chats at once, in lockstep, at several temperatures.
 
-Self-synthesis as in Magpie (Xu et al., arXiv 2406.08464), helped by seed prompts: a turn's request
-is a seed prompt, a seed prompt around a passage that the target wrote before, or the target's
-own.  Each chat is a row of fixed length; a finished answer is followed by another turn.  One
-decode step is one CUDA graph a length bucket, with all state on the device.
+Self-synthesis as in Magpie (Xu et al., arXiv 2406.08464), steered by seeds: a turn's request is the
+target's own after a few given first words or none, a seed prompt around a passage that the target
+wrote before, or a whole seed prompt.  Each chat is a row of fixed length; a finished answer is
+followed by another turn.  One decode step is one CUDA graph a length bucket, with all state on the
+device.
 """
 
 import time
@@ -21,20 +22,23 @@ from .labels import Rows, pack_ids, top_k_log_probs
 from .model import Block, Llama
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-SHARES = (0.4, 0.3, 0.3)
+SHARES = (0.5, 0.25, 0.25)
 ANSWER, USER = 0, 1
 FIELDS = tuple(f.name for f in fields(Rows))
-PASSAGE_WAVES = (0, 1, 0)
+PASSAGE_WAVES = (0, 1, 0, 0)
 """The passage class (0 prose, 1 code: prompts.WRITERS) of each of the first waves."""
+STARTS_SHARE = 0.6
+"""Share of the prose passages that go on from a seed beginning; answers are the others."""
 MASKED_KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 BUCKET = 64
-ANSWER_TOKENS = (112, 272)
-REQUEST_TOKENS = 96
+ANSWER_TOKENS = (96, 224)
+REQUEST_TOKENS = (64, 224)
 QUEUE = 288
 """Room for the forced tokens of a turn."""
-REQUEST_SHARE = 0.15
+REQUEST_SHARE = 0.1
 """Share of a self-written request's positions that are trained on (drafts never run there)."""
-SELF_SHARE, WRAP_SHARE, PLAIN_SHARE, SYSTEM_SHARE = 0.18, 0.3, 0.06, 0.15
+POOL_SHARES = {"openers": 0.62, "frames": 0.2, "prompts": 0.18}
+PLAIN_SHARE, SYSTEM_SHARE = 0.06, 0.1
 
 
 class Seeds:
@@ -48,9 +52,9 @@ class Seeds:
         self.sentence_ends = stored["sentence_ends"]
         self.prompt_class = stored["prompt_class"]
         self.wrap_class = stored["wrap_class"]
-        self.heads, self.prompts, self.before, self.after = (
+        self.heads, self.prompts, self.openers, self.starts, self.before, self.after = (
             np.split(stored[f"{name}_ids"], stored[f"{name}_ends"][:-1])
-            for name in ("heads", "prompts", "before", "after")
+            for name in ("heads", "prompts", "openers", "starts", "before", "after")
         )
 
 
@@ -63,14 +67,17 @@ class Pool:
     phase: Tensor  # [turns]
 
 
-def make_pool(seeds: Seeds, requests: list[np.ndarray], own: int, device: torch.device) -> Pool:
-    """One turn a request, and `own` turns whose request the target writes itself."""
+def make_pool(
+    seeds: Seeds, requests: list[np.ndarray], openers: list[np.ndarray], device: torch.device
+) -> Pool:
+    """One turn a request, and one an opener, whose request the target finishes."""
     opening, closing = seeds.to_user[1:], seeds.to_answer
-    turns = [[*opening, *request, *closing] for request in requests] + [opening] * own
+    turns = [[*opening, *request, *closing] for request in requests]
+    turns += [[*opening, *first_words] for first_words in openers]
     lengths = np.array([len(turn) for turn in turns])
     tokens = np.zeros((len(turns), lengths.max()), np.int64)
     tokens[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(turns)
-    phase = np.array([ANSWER] * len(requests) + [USER] * own)
+    phase = np.array([ANSWER] * len(requests) + [USER] * len(openers))
     return Pool(*(torch.from_numpy(a).to(device) for a in (tokens, lengths, phase)))
 
 
@@ -127,15 +134,15 @@ class Writer:
         self.pool.lengths.copy_(pool.lengths[pick])
         self.pool.phase.copy_(pool.phase[pick])
 
-    def start(self, plain: list[np.ndarray]) -> None:
-        """Begin a new wave: a system block and a turn a row, or a piece of plain text."""
-        starts, sizes = self._starts(plain)
+    def start(self, plain_share: float) -> None:
+        """Begin a new wave: a system block and a turn a row, or the beginning of a plain text."""
+        starts, sizes = self._starts()
         kind, chance = self._random(len(self.pool.lengths)), torch.rand(self.batch)
         head = torch.zeros(self.batch, dtype=torch.long)
         systems = len(self.seeds.heads)
         head[chance < SYSTEM_SHARE] = 1 + kind.cpu()[chance < SYSTEM_SHARE] % (systems - 1)
-        is_plain = (chance > 1 - PLAIN_SHARE) & (len(plain) > 0)
-        head[is_plain] = systems + kind.cpu()[is_plain] % max(1, len(starts) - systems)
+        is_plain = chance > 1 - plain_share
+        head[is_plain] = systems + kind.cpu()[is_plain] % (len(starts) - systems)
         head, is_plain = head.to(self.device), is_plain.to(self.device)
         size, opening = sizes[head][:, None], len(self.seeds.to_user) - 1
         column = torch.arange(self.widest, device=self.device)[None]
@@ -147,22 +154,23 @@ class Writer:
         s["phase"].copy_(torch.where(is_plain, ANSWER, self.pool.phase[kind]))
         s["place"].fill_(1)
         s["token"].copy_(self.queue[:, 0])
-        s["heat"].copy_(self._heats())
+        heat = self._heats()
+        s["heat"].copy_(torch.where(is_plain & (heat == 0), len(TEMPERATURES) - 1, heat))
         s["left"].copy_(self._budget(s["phase"]))
         self.position.zero_()
         self.text[:, 0] = self.queue[:, 0]
 
-    def _starts(self, plain: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    def _starts(self) -> tuple[Tensor, Tensor]:
         """System blocks, then beginnings of plain texts, padded to the queue's width."""
-        starts = [*self.seeds.heads, *(text[: 4 + i % 24] for i, text in enumerate(plain))]
+        starts = [*self.seeds.heads, *self.seeds.starts]
         sizes = np.array([len(start) for start in starts])
         table = np.zeros((len(starts), self.widest), np.int64)
         table[np.arange(self.widest) < sizes[:, None]] = np.concatenate(starts)
         return torch.from_numpy(table).to(self.device), torch.from_numpy(sizes).to(self.device)
 
-    def wave(self, plain: list[np.ndarray]) -> Rows:
+    def wave(self, plain_share: float = PLAIN_SHARE) -> Rows:
         """Fill `rows` (reused by the next wave) with finished text and its labels."""
-        self.start(plain)
+        self.start(plain_share)
         for step in range(self.length):
             bucket = min(self.length, (step // BUCKET + 1) * BUCKET)
             if self.cuda:
@@ -230,7 +238,7 @@ class Writer:
         """Choose the next token of each row and move its turn on."""
         s, c, at = self.state, self.constants, self.position
         free, asking = s["place"] >= s["forced"], s["phase"] == USER
-        heat = torch.where(asking, len(TEMPERATURES) - 1, s["heat"])
+        heat = torch.where(asking & (s["heat"] == 0), len(TEMPERATURES) - 1, s["heat"])
         forced = self.queue.gather(1, s["place"].clamp_max(self.widest - 1)[:, None])[:, 0]
         token = torch.where(free, self.sample(logits, c["heat"][heat]), forced)
         s["left"].sub_(free.long())
@@ -271,8 +279,11 @@ class Writer:
         return torch.bucketize(chance, self.constants["shares"])
 
     def _budget(self, phase: Tensor) -> Tensor:
-        answer = torch.randint(*ANSWER_TOKENS, (self.batch,), device=self.device)
-        return torch.where(phase == USER, REQUEST_TOKENS, answer)
+        request, answer = (
+            torch.randint(*limits, (self.batch,), device=self.device)
+            for limits in (REQUEST_TOKENS, ANSWER_TOKENS)
+        )
+        return torch.where(phase == USER, request, answer)
 
 
 def sample(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -294,14 +305,15 @@ def empty_rows(rows: int, length: int, k: int, vocab: int, device: torch.device)
 
 
 def harvest(rows: Rows, seeds: Seeds, rng: np.random.Generator) -> list[np.ndarray]:
-    """The first answer of each row, cut at the end of a sentence where there is one."""
+    """The first answer or plain text of each row, cut at the end of a sentence if it has one."""
     tokens, chosen = rows.tokens.cpu().numpy(), rows.chosen.cpu().numpy()
     passages = []
     for row, free in zip(tokens, chosen, strict=True):
         places = np.flatnonzero(free)
         stops = np.flatnonzero(np.diff(places) > 1)
-        text = row[places[: stops[0] + 1 if len(stops) else None]][1:]
-        text = text[: rng.integers(24, 180)]
+        end = places[stops[0] if len(stops) else -1] + 1
+        begin = places[0] + 1 if row[0] == seeds.heads[0][0] else 0
+        text = row[begin : min(end, begin + rng.integers(24, 180))]
         ends = np.flatnonzero(np.isin(text[16:], seeds.sentence_ends))
         text = text[: 17 + ends[-1]] if len(ends) else text
         if len(text) >= 16:
@@ -312,20 +324,32 @@ def harvest(rows: Rows, seeds: Seeds, rng: np.random.Generator) -> list[np.ndarr
 def mixed_pool(
     seeds: Seeds, passages: list[list[np.ndarray]], rng: np.random.Generator, device: torch.device
 ) -> Pool:
-    """Seed prompts, requests about passages (a random one of the right class) and own requests."""
-    size = round(len(seeds.prompts) / (1 - SELF_SHARE - WRAP_SHARE))
-    requests = list(seeds.prompts)
-    for frame in rng.integers(len(seeds.before), size=round(size * WRAP_SHARE)):
+    """Openers, frames around a random passage of the right class, and whole seed prompts."""
+    unit = len(seeds.openers) / POOL_SHARES["openers"]
+    requests = _some(seeds.prompts, round(unit * POOL_SHARES["prompts"]), rng)
+    for frame in rng.integers(len(seeds.before), size=round(unit * POOL_SHARES["frames"])):
         choices = passages[seeds.wrap_class[frame]]
         if choices:
             passage = choices[rng.integers(len(choices))]
             requests.append(np.concatenate((seeds.before[frame], passage, seeds.after[frame])))
-    return make_pool(seeds, requests, round(size * SELF_SHARE), device)
+    return make_pool(seeds, requests, seeds.openers, device)
 
 
-def write_text(writer: Writer, capacity: int, deadline: float, log: Callable[[str], None]) -> Rows:
+def _some(items: list[np.ndarray], count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return [items[i] for i in rng.permutation(len(items))[:count]]
+
+
+def passage_pool(seeds: Seeds, passage_class: int, device: torch.device) -> Pool:
+    """The seed prompts whose answers serve as passages of a class."""
+    places = np.flatnonzero(seeds.prompt_class == passage_class)
+    return make_pool(seeds, [seeds.prompts[i] for i in places], [], device)
+
+
+def write_text(
+    writer: Writer, capacity: int, deadline: float, seed: int, log: Callable[[str], None]
+) -> Rows:
     """Waves until `capacity` rows or the deadline, first those that write the passages."""
-    seeds, rng = writer.seeds, np.random.default_rng(0)
+    seeds, rng = writer.seeds, np.random.default_rng(seed)
     k, vocab = writer.rows.ids.shape[-1], writer.teacher.shape.vocab
     store = empty_rows(capacity, writer.length, k, vocab, writer.device)
     passages: list[list[np.ndarray]] = [[] for _ in range(1 + max(PASSAGE_WAVES))]
@@ -333,19 +357,17 @@ def write_text(writer: Writer, capacity: int, deadline: float, log: Callable[[st
     while filled + writer.batch <= capacity and (
         waves <= len(PASSAGE_WAVES) or time.monotonic() < deadline
     ):
-        writing = PASSAGE_WAVES[waves] if waves < len(PASSAGE_WAVES) else None
-        if writing is not None:
-            places = np.flatnonzero(seeds.prompt_class == writing)
-            requests = [seeds.prompts[i] for i in places]
-            writer.set_pool(make_pool(seeds, requests, 0, writer.device))
+        if waves < len(PASSAGE_WAVES):
+            kind = PASSAGE_WAVES[waves]
+            writer.set_pool(passage_pool(seeds, kind, writer.device))
+            rows = writer.wave(STARTS_SHARE if kind == 0 else 0.0)
+            passages[kind] += harvest(rows, seeds, rng)
         else:
             pool = pool or mixed_pool(seeds, passages, rng, writer.device)
             writer.set_pool(pool)
-        rows = writer.wave(passages[0] if writing is None else [])
+            rows = writer.wave()
         for name in FIELDS:
             getattr(store, name)[filled : filled + writer.batch] = getattr(rows, name)
-        if writing is not None:
-            passages[writing] += harvest(rows, seeds, rng)
         filled, waves = filled + writer.batch, waves + 1
         log(f"wave {waves}: {filled * writer.length / 1e6:.1f}M tokens")
     return Rows(*(getattr(store, name)[:filled] for name in FIELDS))

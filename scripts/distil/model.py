@@ -134,10 +134,9 @@ class Llama(nn.Module):
     def head(self) -> Tensor:
         return self.token_embd.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens: Tensor, embedding: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm; `embedding` replaces the stored table if given."""
-        x = F.embedding(tokens, self.token_embd.weight if embedding is None else embedding)
-        x = x.to(self.residual)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Hidden states after the last norm."""
+        x = self.token_embd(tokens).to(self.residual)
         for block in self.blk:
             x = block(x, self.rope[:, : tokens.shape[1]])
         return self.output_norm(x)

@@ -1,14 +1,15 @@
-"""Seed prompts for the target to answer: a small grammar over ten kinds of request.
+"""Seed prompts for the target to answer: a small grammar over the kinds of request.
 
-Nothing here is training *text*: the target writes that.  The prompts only steer it towards what
-users ask, because requests that a small model makes up by itself are far narrower (a draft trained
-on those alone agreed with .85 of such text and .76 of hand-written prompts).  The held-out prompts
-of evaluate_draft.py are not made from this grammar.
+Nothing here is training *text*: the target writes that.  Most requests are the target's own, steered
+by a few first words (openers.py); this grammar adds whole requests and frames around passages.  The
+held-out prompts of evaluate_draft.py are not made from either.
 """
 
 import random
 import re
 from dataclasses import dataclass
+
+from . import openers
 
 TOPICS = """the water cycle|black holes|volcanoes|honey bees|the French Revolution|solar panels
 sleep|chess openings|sourdough bread|electric cars|the human heart|jazz music|coral reefs
@@ -78,10 +79,10 @@ GOODS = (
 )
 
 LISTS = {
-    "topic": TOPICS,
+    "topic": "|".join((TOPICS, openers.PLACES, openers.FIELDS_OF_STUDY)),
     "topic2": TOPICS,
     "task": TASKS,
-    "name": NAMES,
+    "name": "|".join((NAMES, openers.FIRST_NAMES)),
     "name2": NAMES,
     "item": ITEMS,
     "lang": LANGUAGES,
@@ -89,11 +90,22 @@ LISTS = {
     "who": PEOPLE,
     "style": STYLES,
     "form": FORMS,
-    "object": OBJECTS,
+    "object": "|".join((OBJECTS, openers.NOUNS)),
     "f1": FIELDS,
     "f2": FIELDS,
     "f3": FIELDS,
     "goods": GOODS,
+    "noun": openers.NOUNS,
+    "adj": openers.ADJECTIVES,
+    "place": openers.PLACES,
+    "first": openers.FIRST_NAMES,
+    "first2": NAMES,
+    "last": openers.SURNAMES,
+    "field": openers.FIELDS_OF_STUDY,
+    "time": openers.TIMES,
+    "unit": openers.UNITS,
+    "verb": openers.VERBS,
+    "start": openers.STARTS,
 }
 
 TEMPLATES = {
@@ -217,6 +229,7 @@ SYSTEMS = (
     "You are a helpful assistant that always answers in JSON.",
 )
 
+FREE_SHARE = 0.25
 WRITERS = {"prose": ("write", "question", "list"), "code": ("code",)}
 """Kinds of prompt whose answers serve as passages of each class."""
 
@@ -237,14 +250,21 @@ def split_templates(text: str) -> list[str]:
 
 
 def fill(template: str, rng: random.Random) -> str:
-    """Replace every slot but {passage} by a random entry or number."""
-    numbers = {"n": rng.randint(2, 99), "m": rng.randint(10, 500), "k": rng.randint(2, 12)}
+    """Replace every slot but {passage} by a random entry, itself filled, or a number."""
+    numbers = {
+        "n": rng.randint(2, 99),
+        "m": rng.randint(10, 500),
+        "k": rng.randint(2, 12),
+        "year": rng.randint(1750, 2024),
+    }
 
     def slot(match: re.Match[str]) -> str:
         name = match[1]
         if name in numbers:
             return str(numbers[name])
-        return match[0] if name == "passage" else rng.choice(CHOICES[name])
+        if name == "Field":
+            return rng.choice(CHOICES["field"]).capitalize()
+        return match[0] if name == "passage" else fill(rng.choice(CHOICES[name]), rng)
 
     return re.sub(r"\{(\w+)\}", slot, template)
 
@@ -277,6 +297,29 @@ def make_prompts(count: int, seed: int) -> list[tuple[str, str]]:
         if len(made) == count:
             break
     return [(kind, prompt) for prompt, kind in made.items()]
+
+
+def make_openers(count: int, seed: int) -> list[str]:
+    """First words of requests, as a user might type them; many are empty or short and repeat.
+
+    FREE_SHARE of them leave the kind to the target, half of these everything.
+    """
+    rng = random.Random(seed)
+    blocks = {kind: split_templates(block) for kind, block in openers.OPENERS.items()}
+    free, kinds = blocks.pop("free"), list(blocks.values())
+    made = []
+    for _ in range(count):
+        if rng.random() < FREE_SHARE:
+            made.append(rng.choice(free) if rng.random() < 0.5 else "")
+        else:
+            made.append(fill(rng.choice(rng.choice(kinds)), rng))
+    return [text[0].lower() + text[1:] if text and rng.random() < 0.08 else text for text in made]
+
+
+def make_starts(count: int, seed: int) -> list[str]:
+    """Beginnings of passages (plain text, no chat)."""
+    rng = random.Random(seed)
+    return [fill("{start}", rng) for _ in range(count)]
 
 
 def make_wraps(count: int, seed: int) -> list[Wrap]:

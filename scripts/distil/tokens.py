@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .prompts import SYSTEMS, WRITERS, make_prompts, make_wraps
+from .prompts import SYSTEMS, WRITERS, make_openers, make_prompts, make_starts, make_wraps
 
 MARKS = ("@user@", "@answer@", "@again@")
 SENTENCE_ENDS = (".", ".\n", "\n", "!", "?", ".\n\n", "\n\n")
@@ -70,11 +70,11 @@ def ragged(name: str, lists: Iterable[list[int]]) -> dict[str, np.ndarray]:
     return {f"{name}_ids": flat, f"{name}_ends": ends}
 
 
-def write_tokens(target: Path, out: Path, prompts: int, wraps: int, seed: int) -> None:
-    """Tokenise the grammar's prompts for one target."""
+def write_tokens(target: Path, out: Path, count: int, seed: int) -> None:
+    """Tokenise `count` seeds of each sort for one target."""
     tokenizer = Tokenizer(target)
-    made = make_prompts(prompts, seed)
-    around = make_wraps(wraps, seed + 1)
+    made = make_prompts(count, seed)
+    around = make_wraps(count, seed + 1)
     head, to_answer, to_user = tokenizer.frame(None)
     writer_class = {kind: i for i, kinds in enumerate(WRITERS.values()) for kind in kinds}
     classes = list(WRITERS)
@@ -90,6 +90,8 @@ def write_tokens(target: Path, out: Path, prompts: int, wraps: int, seed: int) -
         wrap_class=np.array([classes.index(w.passage_class) for w in around], np.int8),
         **ragged("heads", [head, *(tokenizer.frame(s)[0] for s in SYSTEMS)]),
         **ragged("prompts", (tokenizer.encode(prompt) for _, prompt in made)),
+        **ragged("openers", (tokenizer.encode(opener) for opener in make_openers(count, seed + 2))),
+        **ragged("starts", (tokenizer.encode(start) for start in make_starts(count, seed + 3))),
         **ragged("before", (tokenizer.encode(w.before) for w in around)),
         **ragged("after", (tokenizer.encode(w.after) for w in around)),
     )

@@ -3,22 +3,26 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .generate import TEMPERATURES
 from .labels import Rows, unpack_ids
 from .losses import HeadLoss, Kernels, Targets
 from .model import Llama, Shape
 from .muon import Muon
+from .parallel import Ranks
 
-SHARPNESS = (2.0, 1.25, 1.0)
+SHARPNESS = (2.5, 1.25, 1.0)
 """1 / temperature of the TV term for text written at each of generate.TEMPERATURES: greedy text
 is drafted for greedily, text at 0.7 for samplers that cut the tail off."""
 SUPER_BLOCK, BLOCK = 256, 32
+LOOK_EVERY = 20
+"""Steps between looks at the clock: schedules move, and ranks agree on the time, only then."""
 NUMBERS = ("step", "spent", "visits", "seconds")
 
 
@@ -32,7 +36,7 @@ class Schedule:
     decay_from: float = 0.35
     tv_from: float = 0.65
     tv_share: float = 0.8
-    quantise_from: float = 0.7
+    quantise_from: float = 0.6
     long_every: int = 16
 
     def rate(self, step: int, progress: float) -> float:
@@ -41,27 +45,40 @@ class Schedule:
         return min(1.0, (step + 1) / self.warmup_steps) * max(0.0, min(1.0, fall))
 
 
-def fake_quantise(table: Tensor) -> Tensor:
-    """Round a table as a 4-bit K-quant does (blocks of 32, 6-bit scales and minima in 256).
-
-    Straight-through: the gradient passes as if nothing had been rounded (Jacob et al. 2018).
-    """
-    blocks = table.detach().unflatten(-1, (-1, BLOCK))
+def fake_quantise(weights: Tensor) -> Tensor:
+    """Round weights [256 n] as a 4-bit K-quant does: blocks of 32, their 6-bit scales in 256."""
+    blocks = weights.view(-1, SUPER_BLOCK // BLOCK, BLOCK)
     low = blocks.amin(-1, keepdim=True).clamp_max(0)
     scale = _six_bits((blocks.amax(-1, keepdim=True) - low) / 15)
     low = -_six_bits(-low)
     rounded = ((blocks - low) / scale.clamp_min(1e-12)).round().clamp(0, 15) * scale + low
-    return table + (rounded.flatten(-2) - table.detach())
+    return rounded.view_as(weights)
 
 
 def _six_bits(values: Tensor) -> Tensor:
-    """Steps of 1/63 of the largest of a super-block's values; rows too short keep full steps."""
-    each = SUPER_BLOCK // BLOCK
-    if values.shape[-2] % each:
-        return values
-    parts = values.unflatten(-2, (-1, each))
-    unit = parts.amax(-2, keepdim=True) / 63
-    return ((parts / unit.clamp_min(1e-20)).round() * unit).flatten(-3, -2)
+    """Whole steps of 1/63 of the largest of a super-block's values [n, 8, 1]."""
+    unit = values.amax(-2, keepdim=True) / 63
+    return (values / unit.clamp_min(1e-20)).round() * unit
+
+
+@contextmanager
+def rounded(matrices: list[nn.Parameter]) -> Iterator[None]:
+    """Within the block the matrices are as the finished file will hold them.
+
+    Gradients are taken there and applied to the exact weights (the straight-through estimator,
+    Bengio et al. 2013; quantisation-aware training, Jacob et al. 2018).
+    """
+    exact = torch.cat([p.detach().flatten() for p in matrices])
+    _fill(matrices, fake_quantise(exact))
+    yield
+    _fill(matrices, exact)
+
+
+@torch.no_grad()
+def _fill(matrices: list[nn.Parameter], values: Tensor) -> None:
+    """Copy a flat vector into the matrices, one after another."""
+    parts = values.split([p.numel() for p in matrices])
+    torch._foreach_copy_(matrices, [v.view_as(p) for v, p in zip(parts, matrices, strict=True)])
 
 
 @torch.no_grad()
@@ -131,14 +148,17 @@ class Trainer:
         seconds: float,
         chunk: int,
         compiled: bool,
+        ranks: Ranks,
         log: Callable[[str], None],
     ) -> None:
         self.student, self.schedule, self.seconds, self.log = student, schedule, seconds, log
+        self.ranks = ranks
         self.chunk, self.kernels = chunk, Kernels(compiled)
         self.cuda = student.head.is_cuda
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         student.residual = self.dtype
         body = [p for b in student.blk for p in b.parameters() if p.ndim == 2]
+        self.matrices = [p for p in student.parameters() if p.ndim == 2]
         inside = {id(p) for p in body}
         rest = [p for p in student.parameters() if id(p) not in inside]
         self.body = Muon(body, lr=schedule.body_rate)
@@ -154,24 +174,25 @@ class Trainer:
     def progress(self) -> float:
         return self.spent / self.seconds
 
-    def table(self) -> Tensor:
-        """The embedding as it will be used: rounded in the last part of the training."""
-        table = self.student.token_embd.weight
-        return fake_quantise(table) if self.progress >= self.schedule.quantise_from else table
+    def as_shipped(self) -> AbstractContextManager[None]:
+        """The matrices as they will be used: rounded in the last part of the training."""
+        late = self.progress >= self.schedule.quantise_from
+        return rounded(self.matrices) if late else nullcontext()
 
     def loss(self, tokens: Tensor, places: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """The scheduled loss, and (KL, acceptance) for the log."""
         late = self.progress >= self.schedule.tv_from
-        table = self.table()
         with torch.autocast(tokens.device.type, self.dtype, enabled=self.cuda):
-            hidden = self.student(tokens, table).flatten(0, 1)[places]
+            hidden = self.student(tokens).flatten(0, 1)[places]
         share = self.schedule.tv_share if late else 0.0
-        return HeadLoss.apply(hidden, table, targets, share, self.chunk, self.kernels)
+        return HeadLoss.apply(hidden, self.student.head, targets, share, self.chunk, self.kernels)
 
     def update(self, batch: tuple[Tensor, Tensor, Targets]) -> Tensor:
         """One optimiser step."""
-        loss, means = self.loss(*batch)
-        loss.backward()
+        with self.as_shipped():
+            loss, means = self.loss(*batch)
+            loss.backward()
+        self.ranks.average_gradients(self.student.parameters())
         factor = self.schedule.rate(self.step, self.progress)
         rates = (self.schedule.body_rate, self.schedule.table_rate)
         for optimiser, rate in zip((self.body, self.rest), rates, strict=True):
@@ -180,50 +201,56 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        self.visits += batch[0].numel()
+        self.visits += batch[0].numel() * self.ranks.count
         return means
 
     def run(self, short: Batches, long: Batches, held: Rows, file: Path) -> None:
-        """Train until the time is spent, with a checkpoint and a measurement a minute."""
+        """Train until the time is spent, with a checkpoint and a measurement every 45 seconds."""
         started, noted = time.monotonic() - self.spent, self.spent
         while self.spent < self.seconds:
             kind = long if self.step % self.schedule.long_every == 1 else short
             means = self.update(kind.next(self.chunk))
-            if self.step % 20 == 0:
-                kl, accepted = means.tolist()
-            self.spent = time.monotonic() - started
-            if self.step % 20 == 0 and self.spent - noted > 45:
+            if self.step % LOOK_EVERY:
+                continue
+            kl, accepted = means.tolist()
+            self.spent = self.ranks.clock(time.monotonic() - started)
+            if self.spent - noted > 45 and self.ranks.first:
                 noted = self.spent
                 self.save(file)
                 self.log(
                     f"step {self.step} {self.spent:.0f} s {self.visits / 1e6:.0f}M visits: "
                     f"kl {kl:.3f} accepted {accepted:.3f}; held out {self.measure(held)}"
                 )
-        self.save(file)
-        self.log(f"end: {self.visits / 1e6:.0f}M visits; held out {self.measure(held)}")
+        if self.ranks.first:
+            self.save(file)
+            self.log(f"end: {self.visits / 1e6:.0f}M visits; held out {self.measure(held)}")
 
     @torch.no_grad()
     def measure(self, held: Rows) -> str:
         """Acceptance / argmax agreement on held-out rows, by the temperature of the text."""
         totals = torch.zeros(len(TEMPERATURES), 3, device=held.tokens.device)
-        table = self.table()
-        for rows in torch.arange(len(held), device=table.device).split(16):
-            places = held.chosen[rows].flatten().nonzero()[:, 0]
-            labels = targets_at(held, rows, places)
-            with torch.autocast(places.device.type, self.dtype, enabled=self.cuda):
-                hidden = self.student(held.tokens[rows].long(), table).flatten(0, 1)[places]
-            logits = (hidden @ table.to(hidden.dtype).T).float()
-            p, q = labels.log_probs.exp(), logits.log_softmax(-1).gather(1, labels.ids).exp()
-            accepted = torch.minimum(p, q).sum(1) + torch.minimum(1 - p.sum(1), 1 - q.sum(1))
-            best = labels.ids.gather(1, p.argmax(1, keepdim=True))[:, 0] == logits.argmax(1)
-            heat = held.heat[rows].flatten()[places].long()
-            totals.index_add_(
-                0, heat, torch.stack((accepted, best.float(), torch.ones_like(accepted)), 1)
-            )
+        with self.as_shipped():
+            for rows in torch.arange(len(held), device=totals.device).split(16):
+                totals += self._totals(held, rows)
         means = (totals[:, :2] / totals[:, 2:]).tolist()
         return " ".join(
             f"T={t}: {a:.3f}/{b:.3f}" for t, (a, b) in zip(TEMPERATURES, means, strict=True)
         )
+
+    def _totals(self, held: Rows, rows: Tensor) -> Tensor:
+        """Sums of acceptance, agreement and 1 over the positions of some rows, by temperature."""
+        places = held.chosen[rows].flatten().nonzero()[:, 0]
+        labels = targets_at(held, rows, places)
+        with torch.autocast(places.device.type, self.dtype, enabled=self.cuda):
+            hidden = self.student(held.tokens[rows].long()).flatten(0, 1)[places]
+            logits = (hidden @ self.student.head.T).float()
+        p, q = labels.log_probs.exp(), logits.log_softmax(-1).gather(1, labels.ids).exp()
+        accepted = torch.minimum(p, q).sum(1) + torch.minimum(1 - p.sum(1), 1 - q.sum(1))
+        best = labels.ids.gather(1, p.argmax(1, keepdim=True))[:, 0] == logits.argmax(1)
+        heat = held.heat[rows].flatten()[places].long()
+        sums = torch.zeros(len(TEMPERATURES), 3, device=heat.device)
+        values = torch.stack((accepted, best.float(), torch.ones_like(accepted)), 1)
+        return sums.index_add_(0, heat, values)
 
     def save(self, file: Path) -> None:
         """Write the checkpoint, whole or not at all."""
