@@ -12,7 +12,8 @@ What is said depends on the target, the prompt and the settings. The draft decid
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,9 +25,12 @@ from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
 from specllama.options import GenerationParams, ModelOptions
+from specllama.reply import Asked, Reply
 from specllama.results import Generation
+from specllama.sampling.constraint import Constraint
 from specllama.stream import Stream
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
+from specllama.text.schema import to_gbnf
 from specllama.text.vocabulary import Vocabulary
 
 _EXACT_BATCH = 7
@@ -36,7 +40,7 @@ class SpeculativeDecoder:
     """A target model, optionally a draft model, and one conversation's caches.
 
     Not thread-safe, and one generation at a time: a new one closes a stream that was left open
-    (`Stream.cancel` may come from anywhere).
+    (`Stream.cancel` may come from anywhere). A `Pool` over it runs many at once, for any thread.
 
     Args:
         target: a GGUF file, an alias, a built-in name, or `user/repo:QUANT` from the cache.
@@ -53,7 +57,7 @@ class SpeculativeDecoder:
 
     Attributes:
         target_name, draft_name: what was loaded; draft_name is None without a draft model.
-        n_ctx: the context's length in tokens.
+        n_ctx: the context's length in tokens, of each conversation.
         load_s: seconds the loading took.
         warnings: one sentence each.
 
@@ -79,6 +83,7 @@ class SpeculativeDecoder:
         self._on_progress = on_progress
         self._draft: DraftModel | None = None
         self._open: Stream | None = None
+        self._lent = False
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
             self._template = ChatTemplate.of(self._target.model.vocabulary, chat_template)
@@ -86,6 +91,8 @@ class SpeculativeDecoder:
             self.warnings += self._drafters.warnings
             self._engine = Engine(
                 self._target.context,
+                n_slots=self.options.parallel,
+                n_ctx=self._target.n_ctx,
                 max_batch=_EXACT_BATCH if self.options.exact else None,
                 linear=self.options.exact,
             )
@@ -104,7 +111,7 @@ class SpeculativeDecoder:
         self._load_s_to_report = self.load_s
 
     def _check_exactness(self) -> None:
-        difference = batch_difference(self._target.context, _EXACT_BATCH)
+        difference = batch_difference(self._target.context, _EXACT_BATCH, self.options.parallel)
         if difference > 0.0:
             self.warnings.append(
                 f"Not bit-exact here: logits of batches differ by up to {difference:.2g} from "
@@ -134,7 +141,7 @@ class SpeculativeDecoder:
     @property
     def n_ctx(self) -> int:
         """Context length in tokens."""
-        return self._target.context.n_ctx
+        return self._target.n_ctx
 
     def set_draft(self, draft: str | Path | None, *, strict: bool = True) -> None:
         """Use another draft model, or none. The target's cache stays.
@@ -187,11 +194,11 @@ class SpeculativeDecoder:
             on_prompt: called with (tokens done, tokens in all) while a long prompt is read.
 
         Raises:
-            UsageError: an empty prompt, or ids outside the vocabulary.
+            UsageError: an empty prompt, ids outside the vocabulary, or a grammar or JSON schema
+                that cannot be served.
             ContextFull: the prompt does not fit.
         """
-        ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        return self._stream(ids, ids, params, on_prompt, at_start=False)
+        return self._start(self.reply(prompt, params), on_prompt)
 
     def chat(
         self,
@@ -218,47 +225,90 @@ class SpeculativeDecoder:
             UsageError, ModelError: the template refuses the conversation or fails.
             ContextFull: the conversation does not fit.
         """
+        return self._start(self.chat_reply(messages, params), on_prompt)
+
+    def _start(self, reply: Reply, on_prompt: Progress | None) -> Stream:
+        self._end_open_stream()
+        self._open = Stream(self._engine, reply, on_prompt)
+        return self._open
+
+    def reply(self, prompt: str | Sequence[int], params: GenerationParams | None = None) -> Reply:
+        """What `stream` and `Pool.submit` begin: a request that is checked and in tokens.
+
+        Raises:
+            UsageError: ids outside the vocabulary, or a grammar or JSON schema that cannot be
+                served.
+            ContextFull: the prompt does not fit.
+        """
+        ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        return self._reply(ids, ids, params, at_start=False)
+
+    def chat_reply(
+        self, messages: Sequence[Message], params: GenerationParams | None = None
+    ) -> Reply:
+        """The same for `stream_chat` and `Pool.submit_chat`.
+
+        Raises:
+            UsageError, ModelError, ContextFull: as `stream_chat`.
+        """
         if not messages:
             raise UsageError("The conversation is empty.", "Give at least one message.")
-        asked = self._target.model.vocabulary.tokenize(
-            messages[-1].content, special=False, add_bos=False
-        )
-        return self._stream(self._chat_ids(messages), asked, params, on_prompt, at_start=True)
+        asked = self.vocabulary.tokenize(messages[-1].content, special=False, add_bos=False)
+        return self._reply(self._chat_ids(messages), asked, params, at_start=True)
 
-    def _stream(
+    def _reply(
         self,
         ids: Sequence[int],
-        asked: Sequence[int],
+        question: Sequence[int],
         params: GenerationParams | None,
-        on_prompt: Progress | None,
         *,
         at_start: bool,
-    ) -> Stream:
+    ) -> Reply:
         params = params or self._defaults
         self._checked(tuple(params.sampling.logit_bias))
         self._drafters.require(params.drafters())
-        self._end_open_stream()
+        self._engine.check(ids)
+        predicted = self.vocabulary.tokenize(params.predict, special=False, add_bos=False)
         load_s, self._load_s_to_report = self._load_s_to_report, 0.0
-        self._open = Stream(
-            self._engine,
-            self._target.model.vocabulary,
-            ids,
-            params,
+        asked = Asked(
+            ids=ids,
+            params=params,
+            constraint=self._constraint(params),
+            predicted=[*predicted, *(question if params.copy_input else ())],
             stops=(*params.stop, *self._template.stops) if at_start else params.stop,
             at_start=at_start,
             load_s=load_s,
-            on_prompt=on_prompt,
-            on_answer=self._drafters.remember,
         )
-        vocabulary = self._target.model.vocabulary
-        predicted = [
-            *vocabulary.tokenize(params.predict, special=False, add_bos=False),
-            *(asked if params.copy_input else ()),
-        ]
-        self._drafters.predict(self._open.key, predicted)
-        return self._open
+        return Reply(self._engine, self._drafters, self.vocabulary, asked)
+
+    def _constraint(self, params: GenerationParams) -> Constraint | None:
+        """What a reply may say, None for anything."""
+        schema = params.schema()
+        grammar = params.grammar if schema is None else to_gbnf(schema)
+        return None if grammar is None else self._target.grammars.read(grammar)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the generations."""
+        return self._engine
+
+    @contextmanager
+    def lent(self) -> Iterator[Engine]:
+        """While entered, the engine is somebody else's (a `Pool`'s).
+
+        Raises:
+            UsageError: it is already.
+        """
+        self._end_open_stream()
+        self._lent = True
+        try:
+            yield self._engine
+        finally:
+            self._lent = False
 
     def _end_open_stream(self) -> None:
+        if self._lent:
+            raise UsageError("A pool is using this decoder.", "Close the pool first.")
         if self._open is not None:
             self._open.close()
             self._open = None

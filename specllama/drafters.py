@@ -39,6 +39,7 @@ class Drafters:
     def __init__(self, target: TargetModel, options: ModelOptions) -> None:
         self.warnings: list[str] = []
         self._target = target
+        self._n_slots = options.parallel
         self._is_end = target.model.vocabulary.is_eog
         self._ngrams = self._open_ngrams(options.ngram)
         self._text = TextDrafter()
@@ -80,7 +81,7 @@ class Drafters:
             *self._free,
             ModelDrafter(follower),
             StagedDrafter(follower, guessers),
-            TreeDrafter(follower, first_branch=1),
+            TreeDrafter(follower, first_branch=self._n_slots),
         ]
 
     def require(self, names: Sequence[str]) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.drafting.follower import Follower
-from specllama.errors import NotAModel
+from specllama.errors import NotAModel, OutOfMemory
 from specllama.hub.pair import check_files
 from specllama.hub.resolve import resolve
-from specllama.llama.context import Context
+from specllama.llama.context import Context, padded
+from specllama.llama.grammar import Grammars
 from specllama.llama.model import Model
 from specllama.options import ModelOptions
 
@@ -23,15 +24,23 @@ LoadProgress = Callable[[str, float], None]
 
 DEFAULT_CTX = 8192
 TREE_BRANCHES = 31
+LEAST_OUTPUTS = 64
+OUTPUTS_A_SLOT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """A loaded target and its context."""
+    """A loaded target and its context; `grammars` reads grammars for its vocabulary.
+
+    Attributes:
+        n_ctx: the most tokens of one sequence; the context has cells for several.
+    """
 
     name: str
     model: Model
     context: Context
+    n_ctx: int
+    grammars: Grammars
 
     def close(self) -> None:
         """Free cache and weights."""
@@ -76,17 +85,18 @@ def load_target(
         if not model.can_generate:
             raise NotAModel(f"{found.name} is not a text generation model (an encoder?).")
         n_ctx = options.n_ctx or min(model.n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
-        context = _context(model, options, n_ctx, options.threads, options.threads_batch)
+        context = _target_context(model, options, n_ctx)
     except BaseException:
         model.close()
         raise
-    return TargetModel(found.name, model, context)
+    n_ctx = min(padded(n_ctx), context.n_ctx_seq)
+    return TargetModel(found.name, model, context, n_ctx, Grammars(model.vocabulary))
 
 
 def load_draft(
     name: str | Path, target: TargetModel, options: ModelOptions, on_progress: LoadProgress | None
 ) -> DraftModel:
-    """Load a draft for a target; its context is as long as the target's.
+    """Load a draft for a target; its context has as many cells as the target's.
 
     Raises:
         PairMismatch: its token ids mean something else (checked in the headers, before loading).
@@ -111,15 +121,42 @@ def load_draft(
     return DraftModel(found.name, model, context, follower, pair)
 
 
+def _target_context(model: Model, options: ModelOptions, n_ctx: int) -> Context:
+    """Cells for `parallel` sequences of `n_ctx` tokens, fewer where memory is short.
+
+    In exact mode each of several sequences has cells of its own, since the order of cells in a
+    shared buffer changes the order of llama.cpp's sums; there is no room for branches of trees.
+    """
+    n_cells = options.parallel * padded(n_ctx)
+    apart = options.exact and options.parallel > 1
+    while True:
+        try:
+            return _context(
+                model, options, n_cells, options.threads, options.threads_batch, apart=apart
+            )
+        except OutOfMemory:
+            if apart or n_cells <= padded(n_ctx):
+                raise
+            n_cells = max(padded(n_ctx), padded(n_cells // 2))
+
+
 def _context(
-    model: Model, options: ModelOptions, n_ctx: int, threads: int | None, threads_batch: int | None
+    model: Model,
+    options: ModelOptions,
+    n_cells: int,
+    threads: int | None,
+    threads_batch: int | None,
+    *,
+    apart: bool = False,
 ) -> Context:
     """In exact mode: flash attention and a bf16 cache, which give batches the bits of singles."""
     return Context(
         model,
-        n_ctx=n_ctx,
+        n_ctx=n_cells,
         n_batch=options.n_batch,
-        n_seq=1 + TREE_BRANCHES,
+        n_seq=options.parallel + (0 if apart else TREE_BRANCHES),
+        apart=apart,
+        n_outputs=max(LEAST_OUTPUTS, options.parallel * OUTPUTS_A_SLOT),
         threads=threads,
         threads_batch=threads_batch,
         flash_attn="on" if options.exact else options.flash_attn,

@@ -34,16 +34,20 @@ _ABORTED = 2
 
 
 class Context:
-    """A KV cache over a model, for up to `n_seq` sequences in one unified buffer.
+    """A KV cache over a model, for up to `n_seq` sequences.
 
     Args:
         n_ctx: cells of the cache, in tokens (rounded up to a multiple of 256).
         n_batch: the most tokens one `decode` takes.
         n_seq: the most sequence ids.
+        apart: give each sequence an equal part of the cells for itself, where its tokens lie in
+            line whatever the others do. Otherwise all share one buffer, and a token can belong to
+            several.
         n_outputs: the most tokens of a batch whose logits can be asked for.
         threads, threads_batch: CPU threads for one token and for more; None takes the cores.
 
     Attributes:
+        n_ctx_seq: the most tokens of one sequence.
         rollback: "free" where tokens can be dropped at will; "checkpoint" for recurrent and hybrid
             models, whose state has to be saved before it is risked (`save`, `restore`).
         seconds: time spent inside llama.cpp calls so far.
@@ -59,6 +63,7 @@ class Context:
         n_ctx: int,
         n_batch: int = 512,
         n_seq: int = 1,
+        apart: bool = False,
         n_outputs: int = 64,
         threads: int | None = None,
         threads_batch: int | None = None,
@@ -69,12 +74,12 @@ class Context:
         self._lib = library.load()
         self.model = model
         params = self._lib.llama_context_default_params()
-        params.n_ctx = -(-n_ctx // _CELLS) * _CELLS
+        params.n_ctx = padded(n_ctx)
         params.n_batch = min(n_batch, params.n_ctx)
         params.n_ubatch = params.n_batch
         params.n_seq_max = n_seq
         params.n_outputs_max = max(n_outputs, n_seq)
-        params.kv_unified = True
+        params.kv_unified = not apart
         params.n_threads = threads or default_threads()
         params.n_threads_batch = threads_batch or params.n_threads
         params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
@@ -83,6 +88,7 @@ class Context:
         self._handle = self._open(params)
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
+        self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle))
         self.n_batch = int(self._lib.llama_n_batch(self._handle))
         self.n_seq = n_seq
         self.n_outputs = int(params.n_outputs_max)
@@ -168,7 +174,7 @@ class Context:
         return bool(self._lib.llama_memory_seq_rm(self._memory, seq, length, -1))
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` share all cells of `source` (no copy: the cache is unified)."""
+        """Let `target` share all cells of `source` (copied where sequences are apart)."""
         self._lib.llama_memory_seq_rm(self._memory, target, -1, -1)
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
@@ -250,6 +256,11 @@ class _Batch:
             self._count[index] = len(ids)
             self._seq[index, : len(ids)] = ids
         self.struct.n_tokens = count
+
+
+def padded(n_ctx: int) -> int:
+    """The length that llama.cpp makes of a context's."""
+    return -(-n_ctx // _CELLS) * _CELLS
 
 
 def default_threads() -> int:

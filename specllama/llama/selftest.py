@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specllama.llama.cache import Backend
 
 
-def batch_difference(backend: Backend, n_tokens: int) -> float:
+def batch_difference(backend: Backend, n_tokens: int, n_slots: int = 1) -> float:
     """The largest difference between logits of a batch and of single decodes; 0: the same bits.
 
-    Decodes a few arbitrary tokens in sequence 0, which must be empty, and empties it again. (Longer
-    contexts take other paths in some kernels: scripts/measure_exactness.py tries those.)
+    Decodes a few arbitrary tokens in sequence 0, and of several slots also in a batch that they
+    share; all must be empty, and are empty again. (Longer contexts take other paths in some
+    kernels: scripts/measure_exactness.py tries those.)
     """
     tokens = [(7 * place + 11) % backend.n_vocab for place in range(n_tokens)]
     singles = []
@@ -21,4 +23,19 @@ def batch_difference(backend: Backend, n_tokens: int) -> float:
     rows = backend.decode(tokens, range(n_tokens), [(0,)] * n_tokens, [True] * n_tokens)
     difference = float(np.abs(rows - np.stack(singles)).max())
     backend.drop(0)
+    return max(difference, _company_difference(backend, tokens, singles, n_slots))
+
+
+def _company_difference(
+    backend: Backend, tokens: list[int], singles: list[NDArray[np.float32]], n_slots: int
+) -> float:
+    """The same for batches that hold the next tokens of several sequences."""
+    difference = 0.0
+    width = min(n_slots, len(tokens))
+    for place in range(len(tokens)) if width > 1 else ():
+        batch = [tokens[place]] * width
+        rows = backend.decode(batch, [place] * width, [(s,) for s in range(width)], [True] * width)
+        difference = max(difference, float(np.abs(rows - singles[place]).max()))
+    for slot in range(width):
+        backend.drop(slot)
     return difference
