@@ -23,6 +23,8 @@ from .model import Block, Llama
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SHARES = (0.5, 0.25, 0.25)
+ASKING = 1
+"""Index of the temperature of requests: at 1.0 a small target's are often gibberish."""
 ANSWER, USER = 0, 1
 FIELDS = tuple(f.name for f in fields(Rows))
 PASSAGE_WAVES = (0, 1, 0, 0)
@@ -155,7 +157,7 @@ class Writer:
         s["place"].fill_(1)
         s["token"].copy_(self.queue[:, 0])
         heat = self._heats()
-        s["heat"].copy_(torch.where(is_plain & (heat == 0), len(TEMPERATURES) - 1, heat))
+        s["heat"].copy_(torch.where(is_plain & (heat == 0), ASKING, heat))
         s["left"].copy_(self._budget(s["phase"]))
         self.position.zero_()
         self.text[:, 0] = self.queue[:, 0]
@@ -238,7 +240,7 @@ class Writer:
         """Choose the next token of each row and move its turn on."""
         s, c, at = self.state, self.constants, self.position
         free, asking = s["place"] >= s["forced"], s["phase"] == USER
-        heat = torch.where(asking & (s["heat"] == 0), len(TEMPERATURES) - 1, s["heat"])
+        heat = torch.where(asking, ASKING, s["heat"])
         forced = self.queue.gather(1, s["place"].clamp_max(self.widest - 1)[:, None])[:, 0]
         token = torch.where(free, self.sample(logits, c["heat"][heat]), forced)
         s["left"].sub_(free.long())
