@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.sampling.distribution import FloatArray, IntArray
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 _ROWS = 64
 
@@ -48,5 +49,5 @@ class Columns:
         return found
 
 
-def _kth(values: NDArray[np.float64], count: int) -> float:
+def _kth(values: FloatArray, count: int) -> float:
     return float(values.min() if count == 1 else np.partition(values, count - 1)[count - 1])

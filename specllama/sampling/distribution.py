@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from specllama.sampling.columns import Columns
+from specllama.sampling.columns import FloatArray as FloatArray
+from specllama.sampling.columns import IntArray as IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,21 +73,17 @@ class Distribution:
 
     def top(self, count: int) -> list[int]:
         """The `count` most probable tokens, most probable first, ties by rising id."""
-        if count < len(self.ids):
-            chosen = np.argpartition(-self.probs, count - 1)[:count]
-            least = self.probs[chosen].min()
-            chosen = np.flatnonzero(self.probs >= least)
-        else:
-            chosen = np.arange(len(self.ids))
+        chosen = Columns(-self.probs).lowest(count)
         order = np.lexsort((self.ids[chosen], -self.probs[chosen]))[:count]
         return [int(token) for token in self.ids[chosen[order]]]
 
-    def without(self, token: int) -> Distribution | None:
-        """The law given that the token is not `token`; None when it was certain."""
-        place = int(self.ids.searchsorted(token))
+    def without(self, *tokens: int) -> Distribution | None:
+        """The law given that none of these tokens comes; None when one of them was certain to."""
         rest = self.probs.copy()
-        if place < len(rest) and self.ids[place] == token:
-            rest[place] = 0.0
+        for token in tokens:
+            place = int(self.ids.searchsorted(token))
+            if place < len(rest) and self.ids[place] == token:
+                rest[place] = 0.0
         return normalised(self.ids, rest)
 
 

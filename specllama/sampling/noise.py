@@ -6,21 +6,29 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 """
 
 import math
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.sampling.columns import Columns
 from specllama.sampling.distribution import Distribution, FloatArray, IntArray
 
 _MASK = 2**64 - 1
 # The multipliers of P. Evensen's 64-bit finaliser "moremur", and odd constants with balanced bits.
 _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-# Ids handled at a time: the passes stay in the cache, and no call allocates megabytes.
-_CHUNK = 1 << 15
-# Laws up to this size take a logarithm of every element without asking which ones matter.
-_FEW = 512
-_VERY_FEW = 24
+# Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
+_CHUNK = 1 << 14
+# Laws up to this size are drawn from in plain Python: after a decode, array calls are slow (see
+# chain.py).
+_FEW = 128
+_VERY_FEW = 16
+# Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
+_KEPT_NUMBERS = 1 << 19
+_KEPT_POSITIONS = 64
+_BLOCK = 512
 
 
 class SharedNoise:
@@ -32,10 +40,13 @@ class SharedNoise:
     a coin needs randomness independent of the draft's.
     """
 
-    __slots__ = ("_key",)
+    __slots__ = ("_few", "_key", "_whole")
 
     def __init__(self, seed: int) -> None:
         self._key = _mix(seed + _SEED_STEP & _MASK)
+        # what was computed lately, by position: a draft's noise is the target's, and its siblings'
+        self._few: dict[int, dict[int, float]] = {}
+        self._whole: dict[int, FloatArray] = {}
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
@@ -50,28 +61,59 @@ class SharedNoise:
         """
         if len(law.ids) == 1:
             return [int(law.ids[0])]
-        if len(law.ids) <= _VERY_FEW:
+        if len(law.ids) <= _FEW:
             return self._children_of_few(law, position, count)
-        key = self._position_key(position)
-        slices = [slice(start, start + _CHUNK) for start in range(0, len(law.ids), _CHUNK)]
-        parts = [_contenders(law.ids[part], law.probs[part], key, count) for part in slices]
-        ids = np.concatenate([part[0] for part in parts])
-        return _smallest(ids, np.concatenate([part[1] for part in parts]), count)
+        uniforms = self.uniforms(law.ids, position)
+        # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
+        floors = Columns(uniforms / law.probs)
+        first = floors.lowest(count)
+        bound = float((_exponential(uniforms[first]) / law.probs[first]).max())
+        near = floors.not_above(bound)
+        return _smallest(law.ids[near], _exponential(uniforms[near]) / law.probs[near], count)
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
-        """The same in plain Python: after a decode, array calls are slow (see chain.py)."""
-        key = int(self._position_key(position))
-        scores = []
-        for token, prob in zip(law.ids.tolist(), law.probs.tolist(), strict=True):
-            uniform = ((_mix(key + token & _MASK) >> 12) + 0.5) * 2.0**-52
-            scores.append((max(-math.log1p(-uniform), uniform) / prob, token))
+        """The same in plain Python."""
+        known, ids = self._known(position), law.ids.tolist()
+        missing = [token for token in ids if token not in known]
+        if missing:
+            known.update(self._exponentials_of(missing, position))
+        probs = law.probs.tolist()
+        scores = [(known[token] / prob, token) for token, prob in zip(ids, probs, strict=True)]
         if count == 1:
             return [min(scores)[1]]
         return [token for _, token in sorted(scores)[:count]]
 
+    def _exponentials_of(self, tokens: list[int], position: int) -> dict[int, float]:
+        key = self._position_key(position)
+        if len(tokens) > _VERY_FEW:
+            uniforms = _uniforms(np.array(tokens), key)
+            return dict(zip(tokens, _exponential(uniforms).tolist(), strict=True))
+        found = {}
+        for token in tokens:
+            uniform = ((_mix(int(key) + token & _MASK) >> 12) + 0.5) * 2.0**-52
+            found[token] = max(-math.log1p(-uniform), uniform)
+        return found
+
+    def _known(self, position: int) -> dict[int, float]:
+        """The exponentials of some tokens at a position."""
+        if position not in self._few:
+            if len(self._few) == _KEPT_POSITIONS:
+                del self._few[next(iter(self._few))]
+            self._few[position] = {}
+        return self._few[position]
+
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
-        return _uniforms(ids, self._position_key(position))
+        if int(ids[0]) != 0 or int(ids[-1]) != len(ids) - 1:
+            return _uniforms(ids, self._position_key(position))
+        kept = self._whole.get(position)
+        if kept is None or len(kept) < len(ids):
+            kept = _uniforms(ids, self._position_key(position))
+            kept.setflags(write=False)
+            while self._whole and (len(self._whole) + 1) * len(ids) > _KEPT_NUMBERS:
+                del self._whole[next(iter(self._whole))]
+            self._whole[position] = kept
+        return kept[: len(ids)]
 
     def _position_key(self, position: int) -> np.uint64:
         return np.uint64(_mix(self._key + position * _POSITION_STEP & _MASK))
@@ -83,10 +125,13 @@ class RandomStream:
     The same seed repeats a run only with the same drafts, since each draft uses up numbers.
     """
 
-    __slots__ = ("_random",)
+    __slots__ = ("_random", "_urn", "_urn_of")
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
+        # of the law drawn from last, for siblings that are independent draws
+        self._urn: _Urn | None = None
+        self._urn_of: Distribution | None = None
 
     def flip(self, probability: float) -> bool:
         """True with the given probability (clamped to 0..1)."""
@@ -96,17 +141,21 @@ class RandomStream:
         """Draw a token; the position does not matter."""
         if len(law.ids) == 1:
             return int(law.ids[0])
-        uniform = self._random.random()
-        if len(law.ids) <= _VERY_FEW:
-            return int(law.ids[_inverse_of_few(law.probs.tolist(), uniform)])
-        return int(law.ids[_inverse(law.probs, uniform)])
+        if self._urn is None or self._urn_of is not law:
+            self._urn, self._urn_of = _urn(law.probs), law
+        return int(law.ids[self._urn.draw(self._random.random())])
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
         if count == 1 or len(law.ids) == 1:
             return [self.pick(law, position)]
-        arrivals = self._random.standard_exponential(len(law.ids)) / law.probs
-        return _smallest(law.ids, arrivals, count)
+        urn = _urn(law.probs)
+        tokens: list[int] = []
+        while len(tokens) < min(count, len(law.ids)):
+            place = urn.draw(self._random.random())
+            urn.take_out(place)
+            tokens.append(int(law.ids[place]))
+        return tokens
 
 
 class GreedyDrafts(RandomStream):
@@ -139,24 +188,85 @@ class GreedyPlusOne(RandomStream):
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """The `count` - 1 most probable tokens, then one drawn from the rest, if there is any."""
         tokens = law.top(count - 1) if count > 1 else []
-        rest: Distribution | None = law
-        for token in tokens:
-            rest = rest and rest.without(token)
+        rest = law.without(*tokens)
         return tokens if rest is None else [*tokens, self.pick(rest, position)]
 
 
-def _contenders(
-    ids: IntArray, probs: FloatArray, key: np.uint64, count: int
-) -> tuple[IntArray, FloatArray]:
-    """Ids and scores E / p that hold at least the `count` smallest scores, ids rising."""
-    uniforms = _uniforms(ids, key)
-    if len(ids) > _FEW:
-        # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
-        floors = uniforms / probs
-        first = _lowest(floors, count)
-        near = np.flatnonzero(floors <= (_exponential(uniforms[first]) / probs[first]).max())
-        ids, probs, uniforms = ids[near], probs[near], uniforms[near]
-    return ids, _exponential(uniforms) / probs
+class _Urn(Protocol):
+    """Weights to draw places from, not all of them 0."""
+
+    def draw(self, uniform: float) -> int:
+        """The place where the running sum passes `uniform` of the total."""
+
+    def take_out(self, place: int) -> None:
+        """Let a place not come again."""
+
+
+def _urn(weights: FloatArray) -> _Urn:
+    return _SmallUrn(weights) if len(weights) <= _FEW else _LargeUrn(weights)
+
+
+class _SmallUrn:
+    """In plain Python."""
+
+    __slots__ = ("_weights",)
+
+    def __init__(self, weights: FloatArray) -> None:
+        self._weights: list[float] = weights.tolist()
+
+    def draw(self, uniform: float) -> int:
+        aim = uniform * math.fsum(self._weights)
+        for place, weight in enumerate(self._weights):
+            aim -= weight
+            if aim < 0.0:
+                return place
+        # rounding only
+        return max(place for place, weight in enumerate(self._weights) if weight > 0.0)
+
+    def take_out(self, place: int) -> None:
+        self._weights[place] = 0.0
+
+
+class _LargeUrn:
+    """In blocks whose sums are known: a draw reads two short rows of sums."""
+
+    __slots__ = ("_changed", "_sums", "_weights")
+
+    def __init__(self, weights: FloatArray) -> None:
+        self._weights = weights
+        self._sums = np.add.reduceat(weights, _block_starts(len(weights)))
+        self._changed: dict[int, FloatArray] = {}
+
+    def draw(self, uniform: float) -> int:
+        reached = self._sums.cumsum()
+        aim = uniform * float(reached[-1])
+        block = _passed(reached, aim, self._sums)
+        inside = self._block(block)
+        aim -= float(reached[block] - self._sums[block])
+        return block * _BLOCK + _passed(inside.cumsum(), max(aim, 0.0), inside)
+
+    def take_out(self, place: int) -> None:
+        block, inside = divmod(place, _BLOCK)
+        self._changed[block] = self._block(block).copy()
+        self._changed[block][inside] = 0.0
+        # added up again: a difference would be nothing but rounding where one token had it all
+        self._sums[block] = np.add.reduce(self._changed[block])
+
+    def _block(self, block: int) -> FloatArray:
+        if block in self._changed:
+            return self._changed[block]
+        return self._weights[block * _BLOCK : (block + 1) * _BLOCK]
+
+
+def _passed(reached: FloatArray, aim: float, weights: FloatArray) -> int:
+    """The first place where a running sum is above `aim`; by rounding, the last that has weight."""
+    place = int(reached.searchsorted(aim, "right"))
+    return place if place < len(reached) else int(weights.nonzero()[0][-1])
+
+
+@lru_cache(maxsize=8)
+def _block_starts(count: int) -> IntArray:
+    return np.arange(0, count, _BLOCK)
 
 
 def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
@@ -164,51 +274,22 @@ def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
 
     A 53rd bit would make the addition of the half round, at worst to 1.
     """
-    bits = _mixed(ids.view(np.uint64) + key)
-    bits >>= np.uint64(12)
-    uniforms = bits.view(np.int64).astype(np.float64)
-    uniforms += 0.5
-    uniforms *= 2.0**-52
+    uniforms = np.empty(len(ids))
+    for start in range(0, len(ids), _CHUNK):
+        part = uniforms[start : start + _CHUNK]
+        bits = _mixed(ids[start : start + _CHUNK].view(np.uint64) + key)
+        bits >>= np.uint64(12)
+        np.add(bits.view(np.int64), 0.5, out=part)
+        part *= 2.0**-52
     return uniforms
 
 
 def _smallest(ids: IntArray, scores: FloatArray, count: int) -> list[int]:
-    """The ids of the `count` smallest scores, smallest first, ties by lowest id."""
+    """The ids (rising) of the `count` smallest scores, smallest first, ties by lowest id."""
     if count == 1:
         return [int(ids[np.argmin(scores)])]
-    chosen = _lowest(scores, count)
-    order = chosen[np.argsort(scores[chosen], kind="stable")][:count]
+    order = np.argsort(scores, kind="stable")[:count]
     return [int(token) for token in ids[order]]
-
-
-def _lowest(scores: FloatArray, count: int) -> IntArray:
-    """Positions, rising, of every score not above the `count`-th smallest."""
-    if count >= len(scores):
-        return np.arange(len(scores))
-    edge = scores.min() if count == 1 else np.partition(scores, count - 1)[count - 1]
-    return np.flatnonzero(scores <= edge)
-
-
-def _inverse(probs: FloatArray, uniform: float) -> int:
-    """The position where the running sum of `probs` passes `uniform` of its total."""
-    blocks = np.add.reduceat(probs, np.arange(0, len(probs), _FEW))
-    reached = np.cumsum(blocks)
-    aim = uniform * reached[-1]
-    block = min(int(np.searchsorted(reached, aim, "right")), len(blocks) - 1)
-    aim -= reached[block] - blocks[block]
-    inside = probs[block * _FEW : (block + 1) * _FEW]
-    place = int(np.searchsorted(np.cumsum(inside), aim, "right"))
-    return block * _FEW + min(place, len(inside) - 1)
-
-
-def _inverse_of_few(probs: list[float], uniform: float) -> int:
-    """The same in plain Python."""
-    aim = uniform * math.fsum(probs)
-    for place, prob in enumerate(probs):
-        aim -= prob
-        if aim < 0.0:
-            return place
-    return len(probs) - 1
 
 
 def _exponential(uniforms: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specllama.sampling.distribution import Distribution, residual
 from specllama.verification.chains import ratio
-from specllama.verification.trees import successive, walk
+from specllama.verification.trees import walk
 from specllama.verification.types import CoinChance, Proposal, Rows, Verdict
 
 
@@ -29,7 +29,9 @@ def _drawn_first(
     chance: CoinChance,
     position: int,
 ) -> int:
-    *_, p_draft = successive(laws[0], tokens)
+    p_draft = laws[0].without(*tokens[:-1])
+    if p_draft is None:
+        raise ValueError(f"Draft token {tokens[-1]} was drawn after its law had run out.")
     if chance.flip(ratio(p_target, p_draft, tokens[-1])):
         return tokens[-1]
     # equal laws leave nothing, and are refused by rounding only

@@ -7,7 +7,7 @@ paths through its children, in drawn order, then itself. On a chain this is bloc
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specllama.sampling.distribution import Distribution, residual_weights
+from specllama.sampling.distribution import Distribution, normalised, residual_weights
 from specllama.verification.chains import ratio
 from specllama.verification.trees import path_to, successive
 from specllama.verification.types import ROOT, CoinChance, Proposal, Rows, Verdict
@@ -52,7 +52,7 @@ class _Traversal:
                 return end
             left = residual_weights(p_target, p_draft, reach)
             reach = _share(float(left.sum()), reach)
-            p_target = Distribution.from_weights(p_target.ids, left) or p_target
+            p_target = normalised(p_target.ids, left) or p_target
         return (node, p_target) if self.chance.flip(reach) else None
 
     def _laws(self, node: int, children: list[int]) -> Iterable[Distribution]:
