@@ -8,6 +8,7 @@ latest continuations are observations, and the law below is their prior (MacKay 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol
@@ -20,6 +21,9 @@ LEAST = 0.2
 NODES = 8
 _LENGTHS = (2, 3)
 _REMEMBERED = 8
+_UNDONE = 512
+"""So many of the latest ids can be unlearned one by one: drafts shown to a guesser, a reply."""
+
 _PRIOR = 2.0
 """How many observations the law below is worth. With a file of 0.5 million tokens of Python and
 Markdown, other such files replay at 1.40 and 1.24 tokens a round with 1.07 and 0.75 drafted; a
@@ -87,8 +91,8 @@ class NgramDrafter(Drafter):
         return ways
 
     def rewind(self, key: int, length: int) -> None:
-        """Forget a sequence that changes in its past; it is read again."""
-        if key in self._recent and length < self._recent[key].n_read:
+        """Unlearn the ids behind the first `length`; far back, forget the sequence instead."""
+        if key in self._recent and not self._recent[key].rewind(length):
             del self._recent[key]
 
     def forget(self) -> None:
@@ -106,17 +110,36 @@ class _Recent:
     def __init__(self) -> None:
         self.n_read = 0
         self._followers: dict[Tail, Tail] = {}
+        # per id, newest last: what its contexts were followed by before it
+        self._before: deque[list[tuple[Tail, Tail]]] = deque(maxlen=_UNDONE)
 
     def read(self, ids: Sequence[int]) -> None:
         """Learn the ids behind the known ones."""
         followers = self._followers
-        for place in range(max(1, self.n_read), len(ids)):
+        for place in range(self.n_read, len(ids)):
+            changed = []
             for length in _LENGTHS:
                 if length <= place:
                     context = tuple(ids[place - length : place])
                     before = followers.get(context, ())
                     followers[context] = (ids[place], *before[: _REMEMBERED - 1])
+                    changed.append((context, before))
+            self._before.append(changed)
         self.n_read = len(ids)
+
+    def rewind(self, length: int) -> bool:
+        """Unlearn what is behind the first `length` ids; False where that is too long ago."""
+        surplus = max(0, self.n_read - length)
+        if surplus > len(self._before):
+            return False
+        for _ in range(surplus):
+            for context, before in self._before.pop():
+                if before:
+                    self._followers[context] = before
+                else:
+                    del self._followers[context]
+        self.n_read -= surplus
+        return True
 
     def update(self, tail: Tail, law: Law) -> Law:
         """A law, given what followed the tail in this sequence; likeliest first.
