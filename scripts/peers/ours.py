@@ -7,6 +7,7 @@ from typing import Any
 from peers.protocol import Files, Peer, PeerError, Reply, Request, rate
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
 from specllama.errors import SpecllamaError
+from specllama.results import Generation
 from specllama.stream import Stream
 
 
@@ -44,6 +45,9 @@ class Ours(Peer):
 
     Args:
         settings: fields of `GenerationParams` over the request's.
+
+    Attributes:
+        told: the latest reply with all its figures.
     """
 
     def __init__(self, name: str, engine: Engine, **settings: Any) -> None:
@@ -52,6 +56,7 @@ class Ours(Peer):
         self._engine = engine
         self._settings: Mapping[str, Any] = settings
         self._decoder: SpeculativeDecoder | None = None
+        self.told: Generation | None = None
 
     def open(self) -> None:
         try:
@@ -74,7 +79,8 @@ class Ours(Peer):
             blocks = _blocks(stream)
         except SpecllamaError as error:
             raise PeerError(str(error)) from error
-        told, spec = stream.result, stream.result.spec
+        told = self.told = stream.result
+        spec = told.spec
         return Reply(
             told.text, len(told.tokens), rate(blocks), spec.rounds, spec.drafted, spec.accepted
         )
