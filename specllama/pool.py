@@ -10,12 +10,20 @@ target batch, the others wait in order of arrival. While a pool is open, its dec
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from specllama.engine.engine import Engine, Event
+from specllama.errors import PoolClosed, QueueFull, SpecllamaError, UsageError
 from specllama.options import GenerationParams
+from specllama.reply import Reply
 from specllama.results import FinishReason, Generation, SpecStats, StreamEvent
 from specllama.text.chat import Message
 
@@ -62,13 +70,19 @@ class PoolStats:
 
 
 class Ticket(Iterator[StreamEvent]):
-    """One request of a pool: iterate for its events (blocking), then read `result`.
+    """One request of a pool: iterate for its events (blocking), then read `result`."""
 
-    Attributes:
-        n_prompt: tokens of the prompt, known at once.
-    """
-
-    n_prompt: int
+    def __init__(self, reply: Reply, on_event: OnEvent | None) -> None:
+        self._reply = reply
+        self._inbox: SimpleQueue[StreamEvent | None] = SimpleQueue()
+        self._iterable = on_event is None
+        self._tell: OnEvent = on_event or self._inbox.put
+        self._submitted = time.perf_counter()
+        self._left_queue: float | None = None
+        self._cancelled = False
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+        self._exhausted = False
 
     def __next__(self) -> StreamEvent:
         """The next event, as soon as it is there.
@@ -77,27 +91,41 @@ class Ticket(Iterator[StreamEvent]):
             UsageError: the request was submitted with `on_event`.
             SpecllamaError (or whatever else went wrong with this request).
         """
-        raise NotImplementedError
+        if not self._iterable:
+            raise UsageError("The events of this request go to its on_event.")
+        event = None if self._exhausted else self._inbox.get()
+        if event is not None:
+            return event
+        if not self._exhausted:
+            self._exhausted = True
+            if self._error is not None:
+                raise self._error
+        raise StopIteration
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt, known at once."""
+        return self._reply.n_prompt
 
     @property
     def started(self) -> bool:
         """Whether it has left the queue."""
-        raise NotImplementedError
+        return self._left_queue is not None
 
     @property
     def done(self) -> bool:
         """Whether it has ended: `result` returns or raises at once."""
-        raise NotImplementedError
+        return self._ended.is_set()
 
     @property
     def queued_s(self) -> float:
         """Seconds it has waited for a slot (so far, while it does)."""
-        raise NotImplementedError
+        return (self._left_queue or time.perf_counter()) - self._submitted
 
     @property
     def n_cached(self) -> int:
         """Tokens of the prompt that were in the cache already; 0 while it waits."""
-        raise NotImplementedError
+        return self._reply.n_cached
 
     @property
     def result(self) -> Generation:
@@ -106,32 +134,76 @@ class Ticket(Iterator[StreamEvent]):
         Raises:
             SpecllamaError: it is still running; or the error that ended this request.
         """
-        raise NotImplementedError
+        if not self.done:
+            raise SpecllamaError("The request is still running.", "Wait for its end first.")
+        if self._error is not None:
+            raise self._error
+        return self._reply.result
 
     def cancel(self) -> None:
         """End it within one round (finish_reason "cancelled"); from any thread, any time."""
-        raise NotImplementedError
+        self._cancelled = True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end; False when `timeout` seconds passed before."""
-        raise NotImplementedError
+        return self._ended.wait(timeout)
 
     def finish(self) -> Generation:
         """Wait for its end and return `result` (or raise as it does)."""
-        raise NotImplementedError
+        self.wait()
+        return self.result
+
+    # for the pool's thread
+
+    def _begin(self) -> None:
+        self._left_queue = time.perf_counter()
+        self._reply.begin()
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in self._reply.take(events):
+            self._tell(event)
+
+    def _end(self, error: Exception | None = None) -> None:
+        """Leave the engine and tell the end; with an error, `result` raises it."""
+        self._left_queue = self._left_queue or time.perf_counter()
+        self._error = error
+        try:
+            for event in self._reply.end():
+                self._tell(event)
+        except Exception as own:
+            self._error = self._error or own
+        self._ended.set()
+        try:
+            self._tell(None)
+        except Exception as own:
+            self._error = self._error or own
 
 
 class Pool:
     """Runs requests over a decoder's slots in one thread; every method may be called from any.
 
     Args:
-        decoder: loaded with `ModelOptions(parallel=N)`; it must not be used otherwise until
-            the pool is closed, and is not closed with it.
+        decoder: loaded with `ModelOptions(parallel=N)`; it cannot be used otherwise until the pool
+            is closed, and is not closed with it.
         max_queue: how many requests may wait for a slot.
+
+    Raises:
+        UsageError: another pool uses this decoder.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, *, max_queue: int = 16) -> None:
-        raise NotImplementedError
+        self._decoder = decoder
+        self._max_queue = max_queue
+        self._lease = ExitStack()
+        self._engine: Engine = self._lease.enter_context(decoder.lent())
+        self._n_slots = decoder.options.parallel
+        self._changed = threading.Condition()
+        self._queue: deque[Ticket] = deque()
+        self._running: list[Ticket] = []
+        self._closing = False
+        self._totals = _Totals()
+        self._thread = threading.Thread(target=self._work, name="specllama pool", daemon=True)
+        self._thread.start()
 
     def submit(
         self,
@@ -147,7 +219,8 @@ class Pool:
             PoolClosed: the pool is closed or closing.
             UsageError, ContextFull: as `SpeculativeDecoder.stream`; nothing was queued.
         """
-        raise NotImplementedError
+        self._check_open()
+        return self._enter(Ticket(self._decoder.reply(prompt, params), on_event))
 
     def submit_chat(
         self,
@@ -162,15 +235,48 @@ class Pool:
             QueueFull, PoolClosed, UsageError, ContextFull, ModelError: as `submit` and
                 `SpeculativeDecoder.stream_chat`.
         """
-        raise NotImplementedError
+        self._check_open()
+        return self._enter(Ticket(self._decoder.chat_reply(messages, params), on_event))
+
+    def _check_open(self) -> None:
+        """Before a prompt is read for nothing; it counts when the ticket enters."""
+        with self._changed:
+            if self._closing:
+                raise PoolClosed("The pool takes no more requests.")
+            if len(self._queue) >= self._max_queue + self._n_slots - len(self._running):
+                raise QueueFull(
+                    f"{self._max_queue} requests wait for one of {self._n_slots} slots already.",
+                    "Try again later.",
+                )
+
+    def _enter(self, ticket: Ticket) -> Ticket:
+        with self._changed:
+            self._check_open()
+            self._queue.append(ticket)
+            self._changed.notify_all()
+        return ticket
 
     def stats(self) -> PoolStats:
-        """Figures for metrics, taken between two rounds."""
-        raise NotImplementedError
+        """Figures for metrics."""
+        with self._changed:
+            return self._totals.stats(
+                self._engine, self._n_slots, len(self._running), len(self._queue)
+            )
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Take no more requests, let those at hand end for `grace_s` seconds, cancel the rest."""
-        raise NotImplementedError
+        """Take no more requests, let those at hand end for `grace_s` seconds, cancel the rest.
+
+        Not from `on_event`: it waits for the thread that calls it.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(grace_s)
+        with self._changed:
+            for ticket in (*self._queue, *self._running):
+                ticket.cancel()
+        self._thread.join()
+        self._lease.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,3 +288,139 @@ class Pool:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    # the pool's thread
+
+    def _work(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._round()
+        finally:
+            self._abandon()
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._running or self._closing)
+            return bool(self._queue or self._running)
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            waiting = [ticket for ticket in self._queue if ticket._cancelled]
+            for ticket in waiting:
+                self._queue.remove(ticket)
+        for ticket in (*waiting, *(ticket for ticket in self._running if ticket._cancelled)):
+            self._end(ticket)
+
+    def _admit(self) -> None:
+        while len(self._running) < self._n_slots:
+            with self._changed:
+                if not self._queue:
+                    return
+                ticket = self._queue.popleft()
+                self._running.append(ticket)
+            try:
+                ticket._begin()
+            except Exception as error:
+                self._end(ticket, error)
+
+    def _round(self) -> None:
+        """One round for all; where it fails, one for each, so that only the guilty one ends."""
+        started = time.perf_counter()
+        try:
+            self._hand_out(self._engine.step())
+        except Exception as error:
+            if len(self._running) == 1:
+                self._end(self._running[0], error)
+            else:
+                self._one_by_one()
+        self._totals.step_s += time.perf_counter() - started
+
+    def _one_by_one(self) -> None:
+        for ticket in list(self._running):
+            if (live := ticket._reply.live) is None:
+                continue
+            try:
+                events = self._engine.step([live])
+            except Exception as error:
+                self._end(ticket, error)
+            else:
+                self._hand_out(events)
+
+    def _hand_out(self, events: Sequence[Event]) -> None:
+        for ticket in list(self._running):
+            live = ticket._reply.live
+            own = [event for event in events if live is not None and event.key == live.key]
+            if not own:
+                continue
+            try:
+                ticket._take(own)
+            except Exception as error:
+                self._end(ticket, error)
+            else:
+                if ticket._reply.ended:
+                    self._end(ticket)
+
+    def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
+        with self._changed:
+            if ticket in self._running:
+                self._running.remove(ticket)
+        ticket._end(error)
+        with self._changed:
+            self._totals.count(ticket)
+
+    def _abandon(self) -> None:
+        """The thread ends; nobody is left waiting, whatever made it end."""
+        with self._changed:
+            self._closing = True
+            left = [*self._running, *self._queue]
+            self._queue.clear()
+        for ticket in left:
+            self._end(ticket, PoolClosed("The pool has ended."))
+
+
+class _Totals:
+    """What a pool has done so far."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self._finished: Counter[FinishReason] = Counter()
+        self._failed = self._prompt = self._cached = self._completion = 0
+        self._read_s = 0.0
+        self._spec = SpecStats()
+
+    def count(self, ticket: Ticket) -> None:
+        """A request has ended."""
+        self._failed += ticket._error is not None
+        if not ticket._reply.ended:
+            return
+        generation = ticket._reply.result
+        if ticket._error is None:
+            self._finished[generation.finish_reason] += 1
+        self._prompt += generation.usage.prompt_tokens
+        self._cached += generation.usage.cached_tokens
+        self._completion += generation.usage.completion_tokens
+        self._read_s += ticket._reply.read_s
+        self._spec.add(generation.spec)
+
+    def stats(self, engine: Engine, slots: int, processing: int, deferred: int) -> PoolStats:
+        """The figures; nothing in them changes later."""
+        spec = SpecStats()
+        spec.add(self._spec)
+        return PoolStats(
+            slots=slots,
+            processing=processing,
+            deferred=deferred,
+            cells=engine.backend.n_ctx,
+            used_cells=engine.cache.n_cells,
+            finished=dict(self._finished),
+            failed=self._failed,
+            prompt_tokens=self._prompt,
+            cached_tokens=self._cached,
+            completion_tokens=self._completion,
+            prompt_s=self._read_s,
+            decode_s=max(0.0, self.step_s - self._read_s),
+            spec=spec,
+        )

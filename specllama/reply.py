@@ -22,6 +22,7 @@ from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
 from specllama.verification import RULES, Rule, choose_rule
 
+_TREES = frozenset({"tree", "staged-tree"})
 _TREE_NODES = 16
 _TREE_WIDTH = 4
 
@@ -84,6 +85,11 @@ class Reply:
     def n_cached(self) -> int:
         """Those that were in the cache when it began."""
         return self._live.n_cached if self._live is not None else 0
+
+    @property
+    def read_s(self) -> float:
+        """Seconds spent on reading the others."""
+        return self._live.read_s if self._live is not None else 0.0
 
     @property
     def live(self) -> Live | None:
@@ -195,9 +201,9 @@ class Reply:
 
     def _conclude(self, reason: FinishReason) -> None:
         live = self._live
-        stats, n_prompt, read_s = SpecStats(), self.n_prompt, 0.0
+        stats, n_prompt, n_cached = SpecStats(), self.n_prompt, self.n_cached
         if live is not None:
-            stats, read_s = live.stats, live.read_s
+            stats = live.stats
             stats.inner = self._engine.inner_stats(live)
             if reason in ("stop", "length"):
                 self._drafters.remember(live.ids, n_prompt)
@@ -206,8 +212,10 @@ class Reply:
             tokens=[event.id for event in self._given],
             logprobs=[e.logprob for e in self._given if e.logprob is not None],
             finish_reason=reason,
-            usage=Usage(n_prompt, len(self._given), self.n_cached),
-            timings=self._clock.timings(self._asked.load_s, n_prompt - 1 - self.n_cached, read_s),
+            usage=Usage(n_prompt, len(self._given), n_cached),
+            timings=self._clock.timings(
+                self._asked.load_s, n_prompt - 1 - self.n_cached, self.read_s
+            ),
             spec=stats,
             seed=self._seed,
             verify=self._rule.name,
@@ -219,7 +227,7 @@ class Reply:
 def _rule(params: GenerationParams) -> Rule[Any]:
     """The verification rule; left to us, trees that are not seeded get one that judges trees."""
     seeded = params.seed is not None
-    if params.verify == "auto" and not seeded and "tree" in params.drafters():
+    if params.verify == "auto" and not seeded and not _TREES.isdisjoint(params.drafters()):
         return RULES["greedy-one"]
     return choose_rule(params.verify, seeded, params.lossy)
 

@@ -182,7 +182,6 @@ class LlamaVocabulary:
         self.add_bos = bool(lib.llama_vocab_get_add_bos(self.handle))
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode() if template else None
-        self._buffer = ctypes.create_string_buffer(256)
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
@@ -208,14 +207,14 @@ class LlamaVocabulary:
         return known
 
     def _read_piece(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
         while True:
-            size = len(self._buffer)
             length = self._lib.llama_token_to_piece(
-                self.handle, token, self._buffer, size, 0, special
+                self.handle, token, buffer, len(buffer), 0, special
             )
             if length >= 0:
-                return self._buffer.raw[:length]
-            self._buffer = ctypes.create_string_buffer(-length)
+                return buffer.raw[:length]
+            buffer = ctypes.create_string_buffer(-length)
 
     def text_of(self, token: int) -> str:
         """The token as written in the vocabulary ("<|im_end|>")."""
