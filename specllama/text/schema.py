@@ -112,8 +112,10 @@ class _Converter:
         return name
 
     def _referred(self, reference: Any, where: str) -> str:
+        """The rule for what a reference names; there is one, however often it is named."""
         if reference not in self._references:
             target = self._find(reference, where)
+            self._flat(target, reference, (reference,))  # finds references in a circle
             wish = str(reference).rpartition("/")[2]
             name = self._references[reference] = self._new_name(wish)
             self._rules[name] = self._rule(target, reference, wish)
@@ -145,17 +147,17 @@ class _Converter:
             if not schema:
                 raise Unservable(where, "it allows nothing")
             return {}
-        flat = dict(schema)
-        parts = [(part, f"{where}/allOf/{n}") for n, part in enumerate(flat.pop("allOf", ()))]
-        if "$ref" in flat:
-            reference = flat.pop("$ref")
+        own = dict(schema)
+        reference, parts = own.pop("$ref", None), own.pop("allOf", ())
+        flat: dict[str, Any] = {}
+        if reference is not None:
             if reference in through:
                 raise Unservable(where, f"the reference {reference!r} leads back to itself")
-            target = self._flat(self._find(reference, where), reference, (*through, reference))
-            flat = merged(target, flat, where)
-        for part, place in parts:
-            flat = merged(flat, self._flat(part, place, through), where)
-        return flat
+            target = self._find(reference, where)
+            flat = self._flat(target, reference, (*through, reference))
+        for n, part in enumerate(parts):
+            flat = merged(flat, self._flat(part, f"{where}/allOf/{n}", through), where)
+        return merged(flat, own, where)
 
     def _alternatives(self, flat: dict[str, Any], where: str, name: str) -> str:
         """The expression of a flat schema."""

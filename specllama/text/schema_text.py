@@ -18,18 +18,11 @@ from specllama.text.gbnf import alternatives, literal, repeated, sequence
 Ranges = list[tuple[int, int]]
 """Code points, as inclusive ranges."""
 
-PLAIN = r'[^"\\\x7F\x00-\x1F]'
-CHAR = (
-    rf'{PLAIN} | "\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] [0-9a-fA-F]{{3}} | '
-    r"[dD] [0-7] [0-9a-fA-F]{2}))"
-)
-"""One character of a JSON string, as such or escaped; no half of a surrogate pair."""
-
 _BEGINNINGS = ((sre.AT, sre.AT_BEGINNING), (sre.AT, sre.AT_BEGINNING_STRING))
 _ENDS = ((sre.AT, sre.AT_END), (sre.AT, sre.AT_END_STRING))
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
-_ESCAPED = {0x22, 0x5C, 0x7F, *range(0x20)}
+_ESCAPED = [*range(0x20), 0x22, 0x5C, 0x7F]
 _ASCII: Ranges = [(0x20, 0x7E)]
 _DIGITS: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -59,6 +52,35 @@ FORMATS = {
     "uri": rf"https?://{_DOMAIN}(?:/[a-zA-Z0-9._~-]{{1,60}}){{0,8}}/?",
 }
 """Formats as patterns of whole strings: common forms, each string of them valid."""
+
+
+def _without(ranges: Ranges, removed: Ranges) -> Ranges:
+    """The code points of `ranges` that are not in `removed`."""
+    for low, high in removed:
+        kept: Ranges = []
+        for first, last in ranges:
+            kept += [(first, min(last, low - 1)), (max(first, high + 1), last)]
+        ranges = [(first, last) for first, last in kept if first <= last]
+    return ranges
+
+
+def _class(ranges: Ranges) -> str:
+    """One character that JSON writes as such. Never as what it is *not*: of the first bytes of a
+    character llama.cpp could then not tell whether they may become an allowed one."""
+    return f"[{''.join(map(_range, ranges))}]"
+
+
+def _range(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"\\U{low:08X}" if low == high else f"\\U{low:08X}-\\U{high:08X}"
+
+
+_PLAIN = _without([(0x20, _LAST)], [_SURROGATES, *((code, code) for code in _ESCAPED)])
+CHAR = (
+    rf'{_class(_PLAIN)} | "\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] [0-9a-fA-F]{{3}} | '
+    r"[dD] [0-7] [0-9a-fA-F]{2}))"
+)
+"""One character of a JSON string, as such or escaped; no half of a surrogate pair."""
 
 
 class UnsupportedPattern(Exception):
@@ -114,7 +136,7 @@ def _item(kind: Any, value: Any) -> str:
     if kind is sre.ANY:
         return _characters(_ANY)
     if kind is sre.IN:
-        return _characters(_class(value))
+        return _characters(_members(value))
     if kind is sre.BRANCH:
         return f"({alternatives(_sequence(branch) for branch in value[1])})"
     if kind is sre.SUBPATTERN and not value[1] and not value[2]:
@@ -125,7 +147,7 @@ def _item(kind: Any, value: Any) -> str:
     raise UnsupportedPattern(f"{str(kind).lower().replace('_', ' ')} is not supported")
 
 
-def _class(items: Sequence[tuple[Any, Any]]) -> Ranges:
+def _members(items: Sequence[tuple[Any, Any]]) -> Ranges:
     """The characters of a class. With \\s and the like, what they exclude stays within ASCII,
     because beyond it the standards differ about them."""
     negated = items[0][0] is sre.NEGATE
@@ -156,23 +178,13 @@ def _category(name: Any) -> Ranges:
     return known[name]
 
 
-def _without(ranges: Ranges, removed: Ranges) -> Ranges:
-    """The code points of `ranges` that are not in `removed`."""
-    for low, high in removed:
-        kept: Ranges = []
-        for first, last in ranges:
-            kept += [(first, min(last, low - 1)), (max(first, high + 1), last)]
-        ranges = [(first, last) for first, last in kept if first <= last]
-    return ranges
-
-
 def _characters(ranges: Ranges) -> str:
     """One character out of some, as JSON writes it."""
-    plain = _without(ranges, [_SURROGATES, *((code, code) for code in sorted(_ESCAPED))])
-    options = [f"[{''.join(map(_range, plain))}]"] if plain else []
+    plain = _without(ranges, [_SURROGATES, *((code, code) for code in _ESCAPED)])
+    options = [_class(plain)] if plain else []
     options += [
         literal(json.dumps(chr(code))[1:-1])
-        for code in sorted(_ESCAPED)
+        for code in _ESCAPED
         if any(low <= code <= high for low, high in ranges)
     ]
     if not options:
@@ -180,25 +192,20 @@ def _characters(ranges: Ranges) -> str:
     return options[0] if len(options) == 1 else f"({alternatives(options)})"
 
 
-def _range(ends: tuple[int, int]) -> str:
-    low, high = ends
-    return f"\\U{low:08X}" if low == high else f"\\U{low:08X}-\\U{high:08X}"
-
-
 def other_than(taken: Sequence[str]) -> str:
     """The content of strings that are none of some others; nothing in it is escaped."""
     written = [json.dumps(text, ensure_ascii=False)[1:-1] for text in taken]
-    return _other_than(written, at_start=True)
+    return _other_than(written)
 
 
-def _other_than(taken: Sequence[str], *, at_start: bool) -> str:
+def _other_than(taken: Sequence[str]) -> str:
     """What may follow so that no string of `taken` (what is left of each) is completed."""
     firsts = sorted({text[0] for text in taken if text})
     options = [] if "" in taken else [""]
-    excluded = "".join(_range((ord(first), ord(first))) for first in firsts)
-    options.append(f"{PLAIN[:-1]}{excluded}] {PLAIN}*")
+    others = _without(_PLAIN, [(ord(first), ord(first)) for first in firsts])
+    options.append(f"{_class(others)} {_class(_PLAIN)}*")
     for first in firsts:
         rest = [text[1:] for text in taken if text[:1] == first]
         if first != "\\":
-            options.append(f"{literal(first)} ({_other_than(rest, at_start=False)})")
+            options.append(f"{literal(first)} ({_other_than(rest)})")
     return alternatives(options)
