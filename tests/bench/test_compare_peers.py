@@ -1,0 +1,185 @@
+"""scripts/compare_peers.py: turns, failures and resumption with peers made by hand; its report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import compare_peers
+import pytest
+from peers import report
+from peers.arms import BASELINE, OURS, Open
+from peers.child import Child
+from peers.native import read_reply
+from peers.protocol import Files, Peer, PeerError, Reply, Request, Sampling, rate
+from peers.runs import Runs
+
+REQUEST = Request("Hi there", (1, 2, 3), 8, Sampling(0.8), 7)
+PRINTED = """
+
+Hi there, friend
+
+and more
+
+encoded    3 tokens in    0.010 seconds, speed:  300.000 t/s
+decoded   10 tokens in    0.500 seconds, speed:   20.000 t/s
+
+n_draft   = 3
+n_predict = 10
+n_drafted = 12
+n_accept  = 6
+accept    = 50.000%
+"""
+
+
+class FakePeer(Peer):
+    """Notes what it is asked; fails on the reply of that number, or when it is opened."""
+
+    def __init__(
+        self, name: str, log: list[str], fails_at: int = 0, broken: str = "", tok_s: float = 10.0
+    ) -> None:
+        self.name = name
+        self._log, self._fails_at, self._broken, self._tok_s = log, fails_at, broken, tok_s
+        self._asked = 0
+
+    def open(self) -> None:
+        if self._broken:
+            raise PeerError(self._broken)
+
+    def ask(self, request: Request) -> Reply:
+        self._asked += 1
+        if self._asked == self._fails_at:
+            raise PeerError("It fell over.")
+        self._log.append(f"{self.name} {request.seed}")
+        return Reply("yes", 8, self._tok_s, 4, 8, 4)
+
+    def close(self) -> None:
+        self._log.append(f"{self.name} closed")
+
+
+def question(prompt: str, repetition: int) -> compare_peers.Question:
+    return compare_peers.Question(prompt, "chat", prompt, (1,), 0.0, repetition, repetition)
+
+
+def measure(runs: Runs, peers: Iterable[Peer], seconds: float = math.inf) -> bool:
+    asked = compare_peers.Asked(
+        tuple(question(prompt, n) for prompt in "ab" for n in (1, 2)), REQUEST, REQUEST
+    )
+    opened = Open(list(peers), lambda arm, why: runs.add("failure", arm, sentence=why))
+    settings = argparse.Namespace(seconds=seconds, tokens=8)
+    return compare_peers.measure_speed(opened, asked, runs, settings)
+
+
+def test_arms_take_turns_there_and_back_after_a_warm_up(tmp_path: Path) -> None:
+    log: list[str] = []
+    runs = Runs(tmp_path / "runs.jsonl", {"threads": 1})
+    assert measure(runs, [FakePeer("x", log), FakePeer("y", log)])
+    turns = ["x 7", "x 1", "y 7", "y 1", "y 2", "x 2", "x 1", "y 1", "y 2", "x 2"]
+    assert log == turns
+
+
+def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
+    file, log = tmp_path / "runs.jsonl", []
+    assert not measure(Runs(file, {"threads": 1}), [FakePeer("x", log)], seconds=-1)
+    assert log == []
+    assert measure(Runs(file, {"threads": 1}), [FakePeer("x", log)])
+    assert measure(Runs(file, {"threads": 1}), [FakePeer("x", log), FakePeer("y", log)])
+    assert [line for line in log if line.startswith("x")] == ["x 7", "x 1", "x 2", "x 1", "x 2"]
+    assert measure(Runs(file, {"threads": 2}), [FakePeer("z", log)])
+    assert len(list(Runs(file, {"threads": 2}))) == 4
+
+
+def test_an_arm_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    runs, log = Runs(tmp_path / "runs.jsonl", {"threads": 1}), []
+    shaky = FakePeer("shaky", log, fails_at=3)
+    absent = FakePeer("absent", log, broken="It is not installed.")
+    assert measure(runs, [shaky, absent, FakePeer("sound", log)])
+    assert len([line for line in log if line.startswith("sound")]) == 5
+    notes = report.markdown(runs, {}, {}, ["left out"])[-3:]
+    assert notes[0] == "- left out"
+    assert set(notes[1:]) == {
+        "- shaky failed later on: It fell over.",
+        "- absent failed: It is not installed.",
+    }
+
+
+def test_the_table_by_hand(tmp_path: Path) -> None:
+    runs, log = Runs(tmp_path / "runs.jsonl", {"threads": 1}), []
+    rates = {OURS: 30.0, "specllama, plain": 15.0, BASELINE: 12.0, "llama-server, ngram-mod": 20.0}
+    measure(runs, [FakePeer(name, log, tok_s=value) for name, value in rates.items()])
+    text = "\n".join(report.markdown(runs, {}, {"cpu": "Abacus"}, []))
+    assert f"| {OURS} | 30.0 | 2.00x |  | 50% | 2.00 | 32 |" in text
+    assert "| llama-server, ngram-mod | 20.0 | 1.67x | 1.50x | 50% | 2.00 | 32 |" in text
+    assert f"| {BASELINE} | 12.0 |  | 2.50x |" in text
+    assert "beside the best native run (llama-server, ngram-mod): 1.50x." in text
+    assert "cpu Abacus" in text and "Temperature 0" in text
+
+
+def test_a_wrong_law_is_told(tmp_path: Path) -> None:
+    runs, law = Runs(tmp_path / "runs.jsonl", {"threads": 1}), {" a": 0.5, " b": 0.5}
+    for n in range(100):
+        runs.add("law", "right", str(n), begins=" " + "ab"[n % 2])
+        runs.add("law", "wrong", str(n), begins=" a")
+    text = "\n".join(report.markdown(runs, law, {}, []))
+    assert "| right | 100 | 1 | yes |" in text
+    assert "| wrong | 100 | 1.5e-23 | no |" in text
+
+
+def test_what_a_program_prints_is_read() -> None:
+    reply = read_reply(PRINTED, PRINTED, REQUEST)
+    assert reply == Reply(", friend\n\nand more", 10, 20.0, 4, 12, 6)
+
+
+@pytest.mark.parametrize(
+    ("printed", "sentence"),
+    [
+        (PRINTED.replace("encoded    3", "encoded    4"), "it read 4 tokens, not 3"),
+        ("Segmentation fault", "its output lacks prompt, n, seconds, drafted, accepted"),
+    ],
+)
+def test_a_program_that_did_something_else_is_noticed(printed: str, sentence: str) -> None:
+    with pytest.raises(PeerError, match=sentence):
+        read_reply(printed, printed, REQUEST)
+
+
+def test_rates_count_whole_rounds_after_the_first() -> None:
+    assert rate([(5, 1.0), (2, 2.0), (4, 3.0)]) == 3.0
+    assert rate([(5, 1.0)]) is None
+
+
+WORKER = """
+import json, sys
+json.loads(sys.stdin.readline())
+print(json.dumps(json.loads(sys.argv[2])), flush=True)
+for line in sys.stdin:
+    wanted = json.loads(line)
+    if wanted["n"] == 0: sys.exit(3)
+    print(json.dumps({"text": str(wanted["ids"]), "blocks": [[1, 0.0], [wanted["n"], 2.0]]}), flush=True)
+"""  # noqa: E501
+
+
+def child(tmp_path: Path, greeting: dict[str, Any]) -> Child:
+    (tmp_path / "worker.py").write_text(WORKER)
+    files = Files(tmp_path / "t.gguf", None, 1)
+    found = Child("child", Path(sys.executable), "worker.py", "lookup", files)
+    found._command = [sys.executable, str(tmp_path / "worker.py"), "lookup", json.dumps(greeting)]
+    return found
+
+
+def test_a_child_answers_and_its_end_is_a_sentence(tmp_path: Path) -> None:
+    peer = child(tmp_path, {})
+    peer.open()
+    assert peer.ask(REQUEST) == Reply("[1, 2, 3]", 9, 4.0)
+    with pytest.raises(PeerError, match="its process ended with 3"):
+        peer.ask(Request("", (1,), 0, Sampling(0.0), 1))
+    peer.close()
+
+
+def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="ImportError: no torch"):
+        child(tmp_path, {"error": "ImportError: no torch"}).open()
