@@ -11,6 +11,7 @@ from specllama.drafting.ngram_file import NgramFile
 from specllama.drafting.protocol import Drafter
 from specllama.drafting.recycle import RecycleDrafter
 from specllama.drafting.staged import StagedDrafter
+from specllama.drafting.staged_tree import StagedTreeDrafter
 from specllama.drafting.store import StoreDrafter, open_store
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.drafting.suffix_index import DEPTH
@@ -82,6 +83,7 @@ class Drafters:
             ModelDrafter(follower),
             StagedDrafter(follower, guessers),
             TreeDrafter(follower, first_branch=self._n_slots),
+            StagedTreeDrafter(follower, self._n_slots, guessers),
         ]
 
     def require(self, names: Sequence[str]) -> None:

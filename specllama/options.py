@@ -28,7 +28,17 @@ VerifyName = Literal[
     "rejection-lenient",
 ]
 
-DRAFTER_NAMES = ("model", "suffix", "text", "store", "ngram", "recycle", "staged", "tree")
+DRAFTER_NAMES = (
+    "model",
+    "suffix",
+    "text",
+    "store",
+    "ngram",
+    "recycle",
+    "staged",
+    "tree",
+    "staged-tree",
+)
 AUTO_DRAFTERS = ("model", "suffix", "text", "store", "ngram")
 
 

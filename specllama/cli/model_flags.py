@@ -80,7 +80,7 @@ class ModelFlags:
 
     drafter: Annotated[str | None, _drafting(
         "auto, none, or drafters joined by +: model, suffix, text, store, ngram, recycle, staged, "
-        "tree.",
+        "tree, staged-tree.",
         "--drafter", metavar="NAMES")] = None
     draft_max: Annotated[int | None, _drafting(
         "Most tokens to draft in a row (16).",

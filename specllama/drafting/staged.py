@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +18,21 @@ from specllama.drafting.follower import Follower, FollowingDrafter
 from specllama.drafting.protocol import Drafter, Seen, Want
 from specllama.results import SourceStats, SpecStats
 from specllama.sampling.distribution import Distribution
-from specllama.verification.types import Proposal
+from specllama.verification.types import ROOT, Proposal
 
 
-class StagedDrafter(FollowingDrafter):
-    """Drafts with a model, several tokens a decode where a guesser foresees them.
+class GuessedDrafter(FollowingDrafter):
+    """A drafter whose model reads ahead what guessers foresee.
 
     Args:
         follower: the draft model's cache.
-        guessers: drafters without a model, by preference. They are shown drafted tokens, and
-            rewound behind each proposal: that has to be cheap. One that learns is taught by the
-            draft model.
+        guessers: drafters without a model, by preference. One that learns is taught by the draft
+            model.
 
     Attributes:
         stages: per sequence, the speculation inside the draft model in the current generation; its
             rounds are the draft model's decodes.
     """
-
-    name = "staged"
 
     def __init__(self, follower: Follower, guessers: Sequence[Drafter]) -> None:
         super().__init__(follower)
@@ -53,6 +49,51 @@ class StagedDrafter(FollowingDrafter):
         for guesser in self._guessers:
             guesser.prepare(key, ids)
         super().prepare(key, ids)
+
+    def _guessed(self, want: Want) -> Proposal:
+        """What the first guesser with an idea says that the draft model knows; may be empty."""
+        n_vocab = self._follower.backend.n_vocab
+        for guesser in self._guessers:
+            (proposal,) = guesser.propose([want])
+            known: list[int] = []
+            for node, (token, parent) in enumerate(
+                zip(proposal.tokens, proposal.parents, strict=True)
+            ):
+                if token < n_vocab and (parent == ROOT or parent in known):
+                    known.append(node)
+            if known:
+                return proposal.only(known)
+        return Proposal()
+
+    def _teach(self, key: int, seen: Sequence[Seen]) -> None:
+        """Show the guessers that learn what the draft model said."""
+        for guesser in self._guessers:
+            if guesser.learns:
+                guesser.observe(key, seen)
+
+    def rewind(self, key: int, length: int) -> None:
+        """Compare the cache with the ids again from `length` on."""
+        super().rewind(key, length)
+        self._rewind_guessers(key, length)
+
+    def _rewind_guessers(self, key: int, length: int) -> None:
+        for guesser in self._guessers:
+            guesser.rewind(key, length)
+
+    def forget(self) -> None:
+        """Forget everything, the guessers too."""
+        for guesser in self._guessers:
+            guesser.forget()
+        self.stages.clear()
+
+
+class StagedDrafter(GuessedDrafter):
+    """Drafts with a model, several tokens a decode where a guesser foresees them.
+
+    The guessers are shown drafted tokens, and rewound behind each proposal: that has to be cheap.
+    """
+
+    name = "staged"
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Draft for all sequences in step, each at its own rate."""
@@ -84,12 +125,8 @@ class StagedDrafter(FollowingDrafter):
             return
         asked = replace(want, ids=chain.ids, limit=limit, nodes=limit, branches=0, go_on=_always)
         chain.shown = len(chain.tokens)
-        for guesser in self._guessers:
-            (proposal,) = guesser.propose([asked])
-            known = takewhile(lambda token: token < backend.n_vocab, proposal.tokens)
-            chain.guess, chain.source = list(known), proposal.source
-            if chain.guess:
-                return
+        guess = self._guessed(asked)
+        chain.guess, chain.source = list(guess.tokens), guess.source
 
     def _batches(self, live: Sequence[_Chain]) -> Iterator[list[_Chain]]:
         """Chains that fit into one decode together, in order."""
@@ -116,7 +153,10 @@ class StagedDrafter(FollowingDrafter):
         for chain, own in zip(group, rows, strict=True):
             before = len(chain.ids)
             accepted = self._draw(chain, own)
-            self._teach(chain.want.key, chain.ids[before - 1 : before + accepted], own)
+            said = chain.ids[before - 1 : before + accepted]
+            self._teach(
+                chain.want.key, [Seen(token, row) for token, row in zip(said, own, strict=False)]
+            )
             cache.truncate(chain.want.key, before + accepted)
 
     def _decode(self, group: Sequence[_Chain]) -> list[NDArray[np.float32]]:
@@ -158,28 +198,6 @@ class StagedDrafter(FollowingDrafter):
         stats = self.stages.setdefault(chain.want.key, SpecStats())
         _count(stats, chain, tested, accepted)
         return accepted
-
-    def _teach(self, key: int, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-        """Show the guessers that learn what the draft model said along the guesses it drew."""
-        seen = [Seen(token, row) for token, row in zip(tokens, rows, strict=False)]
-        for guesser in self._guessers:
-            if guesser.learns:
-                guesser.observe(key, seen)
-
-    def rewind(self, key: int, length: int) -> None:
-        """Compare the cache with the ids again from `length` on."""
-        super().rewind(key, length)
-        self._rewind_guessers(key, length)
-
-    def _rewind_guessers(self, key: int, length: int) -> None:
-        for guesser in self._guessers:
-            guesser.rewind(key, length)
-
-    def forget(self) -> None:
-        """Forget everything, the guessers too."""
-        for guesser in self._guessers:
-            guesser.forget()
-        self.stages.clear()
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class TreeDrafter(FollowingDrafter):
         if not read or not self._follower.cache.make_room(want.nodes, (want.key,)):
             return Proposal()
         spare = range(self._first_branch, self._follower.backend.n_seq)[: want.branches]
-        growth = _Growth(self._follower, want, list(spare))
+        growth = Growth(self._follower, want, list(spare))
         try:
             growth.run(read[0][1])
         finally:
@@ -52,15 +52,22 @@ class TreeDrafter(FollowingDrafter):
         return growth.proposal(self.name)
 
 
-class _Growth:
-    """One tree while it grows."""
+class Growth:
+    """One tree while it grows.
 
-    def __init__(self, follower: Follower, want: Want, spare: list[int]) -> None:
+    Args:
+        spare: sequence ids for its branches.
+        branches: the most leaves beside the first; None: as many as there are spare ids.
+    """
+
+    def __init__(
+        self, follower: Follower, want: Want, spare: list[int], branches: int | None = None
+    ) -> None:
         self._follower = follower
         self._want = want
         self._shape = want.shape
         self._spare = spare
-        self._leaves_left = 1 + len(spare)
+        self._leaves_left = 1 + (len(spare) if branches is None else branches)
         self._nodes: list[Node] = []
         self._seqs: list[int] = []
         self._laws: dict[int, Distribution] = {}
@@ -93,17 +100,27 @@ class _Growth:
         self._laws[parent] = law
         tokens = self._want.chance.children(law, self._want.position + len(path), count)
         self._leaves_left -= len(tokens) - 1
-        value = 1.0 if parent == ROOT else self._nodes[parent].value
-        first = len(self._nodes)
-        for rank, token in enumerate(tokens):
-            self._nodes.append(Node(token, parent, len(path) + 1, rank, value * law.prob(token)))
-            self._seqs.append(self._seq_below(parent, rank))
+        first, depth = len(self._nodes), len(path) + 1
+        for rank, (token, value) in enumerate(
+            zip(tokens, self._values(parent, law, tokens), strict=True)
+        ):
+            self._nodes.append(Node(token, parent, depth, rank, value))
+        self._place(parent, tokens)
         return list(range(first, len(self._nodes)))
 
-    def _seq_below(self, parent: int, rank: int) -> int:
+    def _place(self, parent: int, tokens: Sequence[int]) -> None:
+        """Give new nodes their sequences: the first goes on in its parent's."""
         own = self._want.key if parent == ROOT else self._seqs[parent]
-        if rank == 0:
-            return own
+        self._seqs += [own, *(self._forked(own) for _ in tokens[1:])]
+
+    def _values(self, parent: int, law: Distribution, tokens: Sequence[int]) -> Sequence[float]:
+        """The probabilities of the paths to new nodes; 0 where shapes may not look at them."""
+        if self._want.keeps_laws:
+            return (0.0,) * len(tokens)
+        above = 1.0 if parent == ROOT else self._nodes[parent].value
+        return [above * law.prob(token) for token in tokens]
+
+    def _forked(self, own: int) -> int:
         fork = self._spare.pop()
         self._follower.backend.fork(own, fork)
         return fork
@@ -131,9 +148,15 @@ class _Growth:
 
     def proposal(self, source: str) -> Proposal:
         """The kept nodes in depth-first order, so that the likeliest path comes first in line."""
-        kept = set(self._shape.keep(self._nodes, self._want.nodes))
+        below: dict[int, list[int]] = {}
+        for node in self._shape.keep(self._nodes, self._want.nodes):
+            below.setdefault(self._nodes[node].parent, []).append(node)
         order: list[int] = []
-        self._walk(ROOT, kept, order)
+        waiting = below.get(ROOT, [])[::-1]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting += below.get(node, ())[::-1]
         place = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
         keeps = self._want.keeps_laws
         return Proposal(
@@ -142,9 +165,3 @@ class _Growth:
             laws=tuple(self._laws.get(node) if keeps else None for node in (ROOT, *order)),
             source=source,
         )
-
-    def _walk(self, parent: int, kept: set[int], order: list[int]) -> None:
-        for node in sorted(kept):
-            if self._nodes[node].parent == parent:
-                order.append(node)
-                self._walk(node, kept, order)
