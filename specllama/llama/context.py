@@ -44,9 +44,6 @@ class Context:
             line whatever the others do. Otherwise all share one buffer, and a token can belong to
             several.
         n_outputs: the most tokens of a batch whose logits can be asked for.
-        width: fill every decode of fewer tokens up to so many, with tokens of a sequence of their
-            own and all logits, so that each takes the same kernels; 0 leaves them as they are.
-            Not with `apart`.
         threads, threads_batch: CPU threads for one token and for more; None takes the cores.
 
     Attributes:
@@ -68,7 +65,6 @@ class Context:
         n_seq: int = 1,
         apart: bool = False,
         n_outputs: int = 64,
-        width: int = 0,
         threads: int | None = None,
         threads_batch: int | None = None,
         flash_attn: str = "auto",
@@ -78,12 +74,11 @@ class Context:
         self._lib = library.load()
         self.model = model
         params = self._lib.llama_context_default_params()
-        filling = _CELLS if width else 0
-        params.n_ctx = padded(n_ctx) + filling
+        params.n_ctx = padded(n_ctx)
         params.n_batch = min(n_batch, params.n_ctx)
         params.n_ubatch = params.n_batch
-        params.n_seq_max = n_seq + (width > 0)
-        params.n_outputs_max = max(n_outputs, n_seq, width)
+        params.n_seq_max = n_seq
+        params.n_outputs_max = max(n_outputs, n_seq)
         params.kv_unified = not apart
         params.n_threads = threads or default_threads()
         params.n_threads_batch = threads_batch or params.n_threads
@@ -92,14 +87,13 @@ class Context:
         params.type_v = CACHE_TYPES[cache_type_v]
         self._handle = self._open(params)
         self._memory = self._lib.llama_get_memory(self._handle)
-        self.n_ctx = int(self._lib.llama_n_ctx(self._handle)) - filling
-        self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle)) - filling
+        self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
+        self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle))
         self.n_batch = int(self._lib.llama_n_batch(self._handle))
         self.n_seq = n_seq
-        self._width = width
         self.n_outputs = int(params.n_outputs_max)
         self.n_vocab = model.n_vocab
-        self._batch = _Batch(self._lib, self.n_batch, int(params.n_seq_max))
+        self._batch = _Batch(self._lib, self.n_batch, n_seq)
         self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
         self._rows_address = 0
         self._rows = np.empty((0, self.n_vocab), np.float32)
@@ -151,37 +145,6 @@ class Context:
         Raises:
             EngineError: llama.cpp refused; cells of this batch may be left behind (`truncate`).
         """
-        if 0 < len(tokens) <= self._width:
-            return self._decode_filled(tokens, positions, sequences, outputs)
-        return self._decode(tokens, positions, sequences, outputs)
-
-    def _decode_filled(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[tuple[int, ...]],
-        outputs: Sequence[bool],
-    ) -> NDArray[np.float32]:
-        """`decode` at the constant width. The rows are a copy where not all are wanted."""
-        missing, filler = self._width - len(tokens), self.n_seq
-        try:
-            rows = self._decode(
-                [*tokens, *[0] * missing],
-                [*positions, *range(missing)],
-                [*sequences, *[(filler,)] * missing],
-                [True] * self._width,
-            )
-        finally:
-            self.drop(filler)
-        return rows[: len(tokens)] if all(outputs) else rows[np.flatnonzero(outputs)]
-
-    def _decode(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[tuple[int, ...]],
-        outputs: Sequence[bool],
-    ) -> NDArray[np.float32]:
         self._batch.fill(tokens, positions, sequences, outputs)
         wanted = sum(outputs)
         if wanted > self.n_outputs:  # llama.cpp would abort the process
@@ -252,20 +215,17 @@ class Context:
 
 
 class _Batch:
-    """A llama_batch over arrays of its own, refilled for every decode.
-
-    ctypes arrays, written one by one: most batches have one token, and numpy's slices would take
-    longer than that token's share of a loop.
-    """
+    """A llama_batch over numpy memory, refilled for every decode."""
 
     def __init__(self, lib: Any, capacity: int, n_seq: int) -> None:
         self.capacity = capacity
-        self._token = (ctypes.c_int32 * capacity)()
-        self._position = (ctypes.c_int32 * capacity)()
-        self._count = (ctypes.c_int32 * capacity)()
-        self._seq = [(ctypes.c_int32 * n_seq)() for _ in range(capacity)]
-        self._output = (ctypes.c_int8 * capacity)()
-        self._rows = (ctypes.c_void_p * capacity)(*map(ctypes.addressof, self._seq))
+        self._token = np.zeros(capacity, np.int32)
+        self._position = np.zeros(capacity, np.int32)
+        self._count = np.ones(capacity, np.int32)
+        self._seq = np.zeros((capacity, n_seq), np.int32)
+        self._output = np.zeros(capacity, np.int8)
+        rows = self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.strides[0]
+        self._rows = rows.astype(np.uint64)
         struct = lib.llama_batch()
         for name, array in (
             ("token", self._token),
@@ -275,7 +235,7 @@ class _Batch:
             ("logits", self._output),
         ):
             kind = next(kind for field, kind in struct._fields_ if field == name)
-            setattr(struct, name, ctypes.cast(array, kind))
+            setattr(struct, name, ctypes.cast(array.ctypes.data, kind))
         self.struct = struct
 
     def fill(
@@ -289,14 +249,12 @@ class _Batch:
         count = len(tokens)
         if not 0 < count <= self.capacity:
             raise EngineError(f"A batch of {count} tokens; this context takes 1..{self.capacity}.")
+        self._token[:count] = tokens
+        self._position[:count] = positions
+        self._output[:count] = outputs
         for index, ids in enumerate(sequences):
-            self._token[index] = tokens[index]
-            self._position[index] = positions[index]
-            self._output[index] = outputs[index]
             self._count[index] = len(ids)
-            row = self._seq[index]
-            for place, seq in enumerate(ids):
-                row[place] = seq
+            self._seq[index, : len(ids)] = ids
         self.struct.n_tokens = count
 
 

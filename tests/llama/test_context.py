@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -55,39 +55,6 @@ class TestRows:
         before = context.seconds
         read(context, IDS)
         assert 0.0 < context.seconds - before < 10.0
-
-
-class TestConstantWidth:
-    """Every decode is filled up to four tokens; what is asked for is what counts."""
-
-    @pytest.fixture
-    def wide(self, model: Model) -> Iterator[Context]:
-        context = Context(
-            model, n_ctx=256, n_batch=32, n_seq=2, threads=1, width=4, flash_attn="off"
-        )
-        yield context
-        context.close()
-
-    def test_the_same_rows_whatever_fills_the_batch(self, wide: Context) -> None:
-        """At one width even attention without a batch's bits gives the same ones."""
-        batch = read(wide, IDS[:4])
-        wide.drop(0)
-        single = np.vstack([read(wide, [t], start=n) for n, t in enumerate(IDS[:4])])
-        assert np.array_equal(batch, single)
-
-    def test_only_what_is_wanted(self, wide: Context) -> None:
-        rows = read(wide, IDS[:3])
-        wide.drop(0)
-        places, wanted = range(3), [False, True, False]
-        found = wide.decode(IDS[:3], places, [(0,)] * 3, wanted)
-        assert np.array_equal(found, rows[1:2])
-
-    def test_nothing_is_left_of_the_filling(self, wide: Context) -> None:
-        assert wide.n_seq == 2
-        assert wide.n_ctx == 256
-        for start in range(256):
-            read(wide, [IDS[start % len(IDS)]], start=start)
-        assert wide.length(0) == 256
 
 
 class TestRefusals:
