@@ -7,8 +7,9 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -17,13 +18,13 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from specllama.decoder import SpeculativeDecoder
 from specllama.errors import QueueFull
 from specllama.options import GenerationParams
 from specllama.pool import OnEvent, Pool, PoolStats
-from specllama.serving.errors import ApiError, api_error, invalid_body
+from specllama.serving.errors import ApiError, api_error, invalid_body, unsupported
 from specllama.serving.formats import ChatFormat, Format, TextFormat
 from specllama.serving.limits import BodyLimit, Guard, Key
 from specllama.serving.metrics import Metrics, TokenTimes
@@ -88,7 +89,10 @@ class ErrorBody(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
+    status: {"model": ErrorBody, "description": "What went wrong."} for status in ("4XX", "5XX")
+}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "object"}}}}
 }
 
 
@@ -146,9 +150,6 @@ class Route(APIRoute):
         return answer
 
 
-Body = TypeVar("Body", bound=Settings)
-
-
 class Api:
     """The endpoints over one decoder and its pool."""
 
@@ -162,21 +163,17 @@ class Api:
     def router(self) -> APIRouter:
         """All routes."""
         router = APIRouter(route_class=Route)
-        for path, endpoint in (
-            ("/v1/chat/completions", self.chat),
-            ("/v1/completions", self.complete),
-            ("/tokenize", self.tokenize),
-            ("/detokenize", self.detokenize),
-        ):
-            router.add_api_route(path, endpoint, methods=["POST"], response_model=None)
-        for path, look in (
-            ("/v1/models", self.models),
-            ("/v1/models/{name:path}", self.model),
-            ("/health", self.health),
-            ("/metrics", self.metrics),
-            ("/props", self.props),
-        ):
-            router.add_api_route(path, look, methods=["GET"], response_model=None)
+        post = partial(router.post, response_model=None)
+        get = partial(router.get, response_model=None)
+        post("/v1/chat/completions", responses=_STREAM)(self.chat)
+        post("/v1/completions", responses=_STREAM)(self.complete)
+        post("/tokenize")(self.tokenize)
+        post("/detokenize")(self.detokenize)
+        get("/v1/models")(self.models)
+        get("/v1/models/{name:path}")(self.model)
+        get("/health")(self.health)
+        get("/metrics", response_class=PlainTextResponse)(self.metrics)
+        get("/props")(self.props)
         return router
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -374,17 +371,12 @@ async def _stream(
 
 def _one_prompt(body: CompletionRequest) -> str | list[int]:
     """The prompt; a list of one prompt is that prompt."""
-    prompt = body.prompt
+    prompt: Any = body.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            raise ApiError(
-                400,
-                "Only one prompt a request is served; send one request for each.",
-                param="prompt",
-                code="unsupported_parameter",
-            )
-        return prompt[0]  # type: ignore[return-value]
-    return prompt
+            raise unsupported("prompt", "Only one prompt a request is served; send one for each.")
+        prompt = prompt[0]
+    return cast("str | list[int]", prompt)
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -130,7 +130,9 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"The body is not JSON: {reason} (at character {first['loc'][-1]}).")
-    param, first = max(((_path(e, body), e) for e in errors), key=lambda found: found[0].count("."))
+    param, first = max(((_path(e, body), e) for e in errors), key=lambda found: len(found[0]))
+    if first["type"] == "value_error":
+        return ApiError(400, f"{first['ctx']['error']}.", param=param or None)
     if not param:
         return ApiError(400, "The body has to be a JSON object, sent as application/json.")
     return ApiError(400, f"{param}: {first['msg']}.", param=param)

@@ -2,14 +2,15 @@
 
 Types are strict (a number in quotes is an error) and every value has a range, so that whatever gets
 past this file is of the right kind. Fields that are not named here are passed over, as every server
-of this API does; `unsupported.py` names those that would change the reply.
+of this API does; `params.py` names those that would change the reply.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specllama.options import VerifyName
 
@@ -24,6 +25,21 @@ class Body(BaseModel):
     """A request's body, or a part of it."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Request(Body):
+    """A whole body."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("A text has half a character (a lone surrogate) in it") from error
+        return data
 
 
 class StreamOptions(Body):
@@ -125,7 +141,7 @@ class ToolChoice(Body):
     function: ChosenFunction
 
 
-class Settings(Body):
+class Settings(Request):
     """What chat and text completions have in common. Left out or null: the server's own value."""
 
     model: str | None = None
@@ -175,7 +191,7 @@ class CompletionRequest(Settings):
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Request):
     """POST /tokenize, as llama.cpp's."""
 
     content: str
@@ -184,7 +200,7 @@ class TokenizeRequest(Body):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Request):
     """POST /detokenize, as llama.cpp's."""
 
     tokens: TokenIds
