@@ -74,7 +74,7 @@ class Growth(Generic[S]):
             loss, _, parent, token, place = heappop(heap)
             if not tree.has_room_below(parent) or self.is_end(token):
                 continue
-            node = tree.add(token, parent)
+            node = tree.add(token, parent, -loss)
             if tree.depths[node] < limit:
                 serial = self._push(heap, serial, node, -loss, place)
         return tree.proposal(self.source)
@@ -103,18 +103,20 @@ class _Tree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     children: dict[int, list[int]] = field(default_factory=lambda: {ROOT: []})
 
     def has_room_below(self, parent: int) -> bool:
         """A first child takes its parent's place as a leaf; at the root and beside it, one more."""
         return self.leaves_left > 0 or (parent != ROOT and not self.children[parent])
 
-    def add(self, token: int, parent: int) -> int:
+    def add(self, token: int, parent: int, value: float) -> int:
         if parent == ROOT or self.children[parent]:
             self.leaves_left -= 1
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
+        self.values.append(value)
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
         self.children[parent].append(node)
         self.children[node] = []
@@ -134,4 +136,5 @@ class _Tree:
             parents=tuple(at[self.parents[node]] for node in order),
             laws=(None,) * (1 + len(order)),
             source=source,
+            values=tuple(self.values[node] for node in order),
         )

@@ -164,4 +164,5 @@ class Growth:
             parents=tuple(place[self._nodes[node].parent] for node in order),
             laws=tuple(self._laws.get(node) if keeps else None for node in (ROOT, *order)),
             source=source,
+            values=() if keeps else tuple(self._nodes[node].value for node in order),
         )

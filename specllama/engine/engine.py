@@ -42,7 +42,7 @@ class Engine:
     Args:
         target: the model whose law counts.
         drafters: by preference; requests name the ones they want.
-        n_slots: sequences alive at once; further ids of the backend serve tree branches.
+        n_slots: sequences alive at once, one a slot; further ids of the backend serve branches.
         n_ctx: the most tokens of one sequence; None takes all cells of the backend.
         max_batch: the most tokens of a decode (exact mode caps it); a round may take several.
         linear: keep caches as plain decoding would have laid them (see `round.verify`).
@@ -106,13 +106,7 @@ class Engine:
             UsageError: an empty prompt, or no slot is free.
             ContextFull: a prompt that leaves no room for a reply.
         """
-        if not request.ids:
-            raise UsageError("The prompt is empty.", "Give at least one token of text.")
-        if len(request.ids) > self.n_ctx:
-            raise ContextFull(
-                f"The prompt has {len(request.ids)} tokens; the context takes {self.n_ctx}.",
-                "Shorten it, or give a larger context (-c).",
-            )
+        self.check(request.ids)
         key = self._choose_slot(request.ids)
         live = Sequence(key, request, Account(self.scheduler), on_prompt)
         self._rewind_drafters(key, _common(self._history[key], live.ids))
@@ -128,6 +122,16 @@ class Engine:
             live.finish = "length"
         self._live[key] = live
         return live
+
+    def check(self, ids: Ids[int]) -> None:
+        """Raise what `add` would raise for such a prompt."""
+        if not ids:
+            raise UsageError("The prompt is empty.", "Give at least one token of text.")
+        if len(ids) > self.n_ctx:
+            raise ContextFull(
+                f"The prompt has {len(ids)} tokens; the context takes {self.n_ctx}.",
+                "Shorten it, or give a larger context (-c).",
+            )
 
     def _choose_slot(self, ids: Ids[int]) -> int:
         """The free slot that this prompt goes on from, else the one that was idle for longest."""
@@ -219,19 +223,21 @@ class Engine:
 
     def _round(self, lives: Ids[Sequence]) -> None:
         """Propose, verify and emit, in as many decodes as it takes."""
-        self.scheduler.n_live = len(lives)
+        self.scheduler.begin(len(lives))
         started = time.perf_counter()
         plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
-        seconds = time.perf_counter() - started
+        seconds = propose_s = time.perf_counter() - started
         shares: list[Share] = []
         for group in list(self._groups(zip(lives, plans, strict=True))):
             started = time.perf_counter()
-            found = self._verify(group)
-            seconds += time.perf_counter() - started
+            found, n_tokens = self._verify(group)
+            verify_s = time.perf_counter() - started
+            self.scheduler.observe_batch(n_tokens, verify_s, len(group))
+            seconds += verify_s
             shares += [
                 self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
             ]
-        self.scheduler.settle(seconds, shares)
+        self.scheduler.settle(seconds, propose_s, shares)
 
     def _groups(self, pairs: Iterable[tuple[Sequence, Plan]]) -> Iterator[Group]:
         """Who shares a decode."""
@@ -264,20 +270,19 @@ class Engine:
             limits[live.key] = Limits(depth=depth, nodes=nodes, branches=branches)
         return limits
 
-    def _verify(self, group: Group) -> list[Verified]:
+    def _verify(self, group: Group) -> tuple[list[Verified], int]:
+        """What the target says to each proposal, and the tokens that were decoded."""
         n_tokens = sum(
             len(live.ids) - self.cache.length(live.key) + len(plan.proposal) for live, plan in group
         )
-        before = self.backend.seconds
-        found = verify(
+        return verify(
             self.cache,
             [live for live, _ in group],
             [plan.proposal for _, plan in group],
             self._spare,
+            size=self.scheduler.padded(n_tokens),
             linear=self._linear,
         )
-        self.scheduler.costs.observe_target(n_tokens, self.backend.seconds - before, len(group))
-        return found
 
     def _emit(self, verified: Verified, plan: Plan) -> Share:
         """Append a round's tokens up to the end of the reply; cut the cache to match."""
@@ -300,12 +305,10 @@ class Engine:
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)
         if len(proposal):
-            self.scheduler.acceptance(proposal.source).observe(
-                verified.steps(), plan.confidences, n_nodes=len(proposal)
-            )
+            self.scheduler.learn(plan.bet, live.stats, verified.steps(), proposal, path)
         self.cache.truncate(live.key, len(live.ids) - 1)
         self._teach(verified)
-        return Share(live.account, plan.asked, len(proposal), used)
+        return Share(live.account, live.stats, plan.bet, len(proposal), used)
 
     def _teach(self, verified: Verified) -> None:
         """Show the drafters that learn what the target said along the accepted path."""

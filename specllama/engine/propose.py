@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specllama.drafting.protocol import Drafter, Want
+from specllama.drafting.shapes import Shape, ValueShape
 from specllama.engine.sequence import Sequence as Live
-from specllama.scheduling.scheduler import PROBE_TOKENS, FixedLength, Scheduler, Stopping
+from specllama.scheduling.policy import Policy, Stopping
+from specllama.scheduling.scheduler import Bet, Scheduler, kind
 from specllama.verification.types import Proposal
 
-Policy = Stopping | FixedLength
+PROBE_TOKENS = 1
+_NO_SHAPE = ValueShape(nodes=0, width_=0, depth=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +28,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one sequence brings to a round.
-
-    Attributes:
-        rate: tokens per second to expect of it.
-        asked: the last drafter that was asked, "" for none.
-    """
+    """What one sequence brings to a round: a proposal, and what is staked on it."""
 
     proposal: Proposal = field(default_factory=Proposal)
-    confidences: Sequence[float] = ()
-    rate: float = 0.0
-    asked: str = ""
+    bet: Bet = field(default_factory=Bet)
 
 
 def propose(
@@ -53,21 +49,16 @@ def propose(
         limits: what each sequence (by key) may draft now.
     """
     able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
-    if not able:
-        return [Plan() for _ in lives]
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
-    plans = {live.key: Plan() for live in lives}
     for drafter in drafters:
         if drafter.free:
             users = [live for live in able if drafter.name in live.request.drafters]
-            policies = {live.key: goals[live.key].while_free(drafter) for live in users}
-            _ask(drafter, users, limits, policies, scheduler, plans)
+            _ask(drafter, [goals[live.key] for live in users], scheduler)
     for drafter in drafters:
         if not drafter.free:
-            users = [live for live in able if goals[live.key].prefers(drafter, plans[live.key])]
-            policies = {live.key: goals[live.key].while_costly(drafter) for live in users}
-            _ask(drafter, users, limits, policies, scheduler, plans)
-    return [plans[live.key] for live in lives]
+            users = [live for live in able if goals[live.key].prefers(drafter)]
+            _ask(drafter, [goals[live.key] for live in users], scheduler)
+    return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
 
 
 def _may_draft(live: Live) -> bool:
@@ -77,110 +68,154 @@ def _may_draft(live: Live) -> bool:
 
 
 class _Goal:
-    """What drafting has to beat for one sequence in this round.
+    """What drafting has to beat for one sequence in this round, and what does so far.
 
     Attributes:
-        rate: tokens per second of plain decoding or of the best drafter that costs.
+        plan: the best so far.
     """
 
     def __init__(
         self, live: Live, limits: Limits, drafters: Sequence[Drafter], scheduler: Scheduler
     ) -> None:
-        self._live = live
+        self.live = live
+        self.plan = Plan()
         self._limits = limits
         self._scheduler = scheduler
         self._probing = False
-        self.rate = 0.0
         costly = [d for d in drafters if not d.free and d.name in live.request.drafters]
         if live.request.adaptive:
+            self._rate = scheduler.plain_rate()
             self._best = self._choose(costly)
+            self._gain = 1.0 - self._rate * scheduler.batch_s(1)
         else:
             self._best = costly[0] if costly else None
+            self._gain = 0.0
 
     def _choose(self, costly: Sequence[Drafter]) -> Drafter | None:
         """The drafter that pays best; where none pays, now and then one to try."""
-        plain = self.rate = self._scheduler.plain_rate()
         if not costly:
             return None
+        self._scheduler.settle_size(lambda: max(map(self._rate_of, costly)))
         best = max(costly, key=self._rate_of)
-        self.rate = max(plain, self._rate_of(best))
-        if self.rate > plain:
-            self._live.account.paid()
+        rate = self._rate_of(best)
+        which = self._kind(best)
+        self._rate = max(rate, plain := self._scheduler.plain_rate())
+        if rate > plain:
+            self._scheduler.pays(which)
             return best
-        self._probing = self._live.account.probe_due()
+        self._probing = self._scheduler.probe_due(which)
         return best if self._probing else None
 
+    def _kind(self, drafter: Drafter) -> str:
+        return kind(drafter.name, self.live.request.sampling.temperature)
+
     def _rate_of(self, drafter: Drafter) -> float:
+        which, limits = self._kind(drafter), self._limits
         if drafter.trees:
-            return self._scheduler.tree_rate(drafter.name, self._limits.nodes)
-        return self._scheduler.best_length(drafter.name, self._limits.depth)[1]
-
-    def prefers(self, drafter: Drafter, plan: Plan) -> bool:
-        """Whether to ask this drafter although there is a plan from a free one."""
-        return drafter is self._best and not (len(plan.proposal) and plan.rate >= self.rate)
-
-    def while_free(self, drafter: Drafter) -> Policy:
-        """When a free drafter stops: it has no cost of its own, so no planned length either."""
-        request = self._live.request
-        if not request.adaptive:
-            return FixedLength(request.draft_p_min)
-        return Stopping(self._scheduler, drafter.name, 0, self.rate, request.draft_p_min)
-
-    def while_costly(self, drafter: Drafter) -> Policy:
-        """When a drafter that costs stops."""
-        request = self._live.request
-        if self._probing and not drafter.trees:
-            return FixedLength(request.draft_p_min, PROBE_TOKENS)
-        if not request.adaptive or drafter.trees:
-            return FixedLength(request.draft_p_min)
-        planned, _ = self._scheduler.best_length(drafter.name, self._limits.depth)
-        return Stopping(self._scheduler, drafter.name, planned, self.rate, request.draft_p_min)
-
-
-def _ask(
-    drafter: Drafter,
-    users: Sequence[Live],
-    limits: Mapping[int, Limits],
-    policies: Mapping[int, Policy],
-    scheduler: Scheduler,
-    plans: dict[int, Plan],
-) -> None:
-    """Let a drafter propose for its users; better proposals replace their plans."""
-    if not users:
-        return
-    wants = [
-        _want(live, limits[live.key], policies[live.key], drafter, scheduler) for live in users
-    ]
-    started = time.perf_counter()
-    proposals = [
-        live.permitted(proposal)
-        for live, proposal in zip(users, drafter.propose(wants), strict=True)
-    ]
-    drafted = sum(len(proposal) for proposal in proposals)
-    if drafted or not drafter.free:
-        scheduler.observe_draft(drafter.name, proposals, time.perf_counter() - started)
-    for live, proposal in zip(users, proposals, strict=True):
-        policy = policies[live.key]
-        rate = policy.rate(len(proposal)) if len(proposal) else 0.0
-        if rate > plans[live.key].rate:
-            plans[live.key] = Plan(proposal, policy.confidences, rate, drafter.name)
+            look = self._scheduler.tree_outlook(drafter.name, which, limits.nodes, limits.depth)
         else:
-            plans[live.key] = replace(plans[live.key], asked=drafter.name)
+            look = self._scheduler.chain_outlook(drafter.name, which, limits.depth)
+        return look.rate
+
+    def prefers(self, drafter: Drafter) -> bool:
+        """Whether to ask this drafter although there is a plan from a free one."""
+        return drafter is self._best and not (len(self.plan.proposal) and self._gain >= 0.0)
+
+    def policy(self, drafter: Drafter) -> Policy:
+        """When this drafter stops."""
+        request, scheduler = self.live.request, self._scheduler
+        acceptance = scheduler.acceptance(drafter.name, request.sampling.temperature)
+        if not request.adaptive:
+            return Policy(acceptance, request.draft_p_min)
+        least = PROBE_TOKENS if self._probing and not drafter.free else 0
+        return Stopping(
+            scheduler,
+            drafter.name,
+            acceptance,
+            rate=self._rate,
+            p_min=request.draft_p_min,
+            most=self._limits.depth,
+            least=least,
+        )
+
+    def want(self, drafter: Drafter, policy: Policy) -> Want | None:
+        """What to ask of a drafter; None where the budget does not bear it."""
+        live, limits = self.live, self._limits
+        depth, nodes = limits.depth, limits.nodes
+        if live.request.adaptive:
+            name = "" if drafter.free else drafter.name
+            nodes = self._scheduler.affordable(live.account, name, nodes, depth)
+            depth = min(depth, nodes)
+        if depth < 1:
+            return None
+        return Want(
+            key=live.key,
+            ids=live.ids,
+            limit=depth,
+            nodes=nodes,
+            branches=limits.branches,
+            shape=self._shape(drafter, nodes, depth),
+            law=live.draft_law,
+            chance=live.draft_chance,
+            keeps_laws=live.keeps_laws,
+            go_on=policy.go_on,
+        )
+
+    def _shape(self, drafter: Drafter, nodes: int, depth: int) -> Shape:
+        if not drafter.trees:
+            return _NO_SHAPE
+        return self.live.request.shape or self._scheduler.planned_shape(
+            drafter.name, self._kind(drafter), nodes, depth
+        )
+
+    def consider(
+        self, drafter: Drafter, policy: Policy, proposal: Proposal, draft_s: float | None
+    ) -> None:
+        """A proposal: it becomes the plan if it is better than what there is.
+
+        Args:
+            draft_s: what drafting was expected to take.
+        """
+        which = self._kind(drafter)
+        if policy.first_look is not None:
+            policy.acceptance.look(policy.first_look)
+        asked = self.plan.bet.draft_s
+        spent = None if draft_s is None or asked is None else draft_s + asked
+        proposal = policy.trim(self.live.permitted(proposal))
+        expected = policy.expect(proposal)
+        gain = policy.gain(proposal, expected)
+        forced = self._probing and not drafter.free
+        if len(proposal) and (forced or proposal.is_drawn or gain > self._gain):
+            self._gain = gain
+            bet = Bet(which, expected, policy.confidences, spent, drafter.name)
+            self.plan = Plan(proposal, bet)
+        else:
+            bet = replace(self.plan.bet, draft_s=spent, asked=drafter.name)
+            self.plan = Plan(self.plan.proposal, bet)
 
 
-def _want(
-    live: Live, limits: Limits, policy: Policy, drafter: Drafter, scheduler: Scheduler
-) -> Want:
-    return Want(
-        key=live.key,
-        ids=live.ids,
-        limit=limits.depth,
-        nodes=limits.nodes,
-        branches=limits.branches,
-        shape=live.request.shape
-        or scheduler.planned_shape(drafter.name, limits.nodes, limits.depth),
-        law=live.draft_law,
-        chance=live.draft_chance,
-        keeps_laws=live.keeps_laws,
-        go_on=policy.go_on,
-    )
+def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None:
+    """Let a drafter propose for its users; better proposals replace their plans."""
+    asked = []
+    for goal in goals:
+        policy = goal.policy(drafter)
+        want = goal.want(drafter, policy)
+        if want is not None:
+            asked.append((goal, policy, want))
+    if not asked:
+        return
+    started = time.perf_counter()
+    proposals = drafter.propose([want for _, _, want in asked])
+    seconds = time.perf_counter() - started
+    draft_s: float | None = 0.0
+    if not drafter.free:
+        looks = max(_looks(p, q) for (_, p, _), q in zip(asked, proposals, strict=True))
+        draft_s = scheduler.drafting_s(drafter.name, looks, len(asked))
+        scheduler.observe_draft(drafter.name, looks, seconds, len(asked))
+    for (goal, policy, _), proposal in zip(asked, proposals, strict=True):
+        goal.consider(drafter, policy, proposal, draft_s)
+
+
+def _looks(policy: Policy, proposal: Proposal) -> int:
+    """How many positions were looked at, one after the other."""
+    return max(policy.looks, max(proposal.depths(), default=0))

@@ -65,13 +65,19 @@ def verify(
     proposals: Sequence[Proposal],
     spare: Sequence[int],
     *,
+    size: int = 0,
     linear: bool,
-) -> list[Verified]:
+) -> tuple[list[Verified], int]:
     """Check every sequence's proposal in one target batch; the caches keep what was accepted.
 
     Args:
         spare: sequence ids for the branches of trees.
+        size: fill the batch up to so many tokens, where there is room: devices that replay captured
+            graphs are faster at a size they have just had.
         linear: keep only cells that lie in line, as plain decoding would have laid them.
+
+    Returns:
+        What was found out per sequence, and the tokens of the batch.
     """
     layouts = _layouts(lives, proposals, spare)
     batch = _Batch()
@@ -81,6 +87,10 @@ def verify(
         for branch in layout.branches:
             cache.backend.fork(live.key, branch)
         batch.add(live, proposal, layout, cache.length(live.key))
+    unused = spare[sum(len(layout.branches) for layout in layouts) :]
+    filler = unused[-1] if unused and size > len(batch.tokens) and _fits(cache, size) else None
+    if filler is not None:
+        batch.fill_up(size, filler)
     rows = cache.backend.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
     found = []
     for live, proposal, first in zip(lives, proposals, batch.first_rows, strict=True):
@@ -90,7 +100,9 @@ def verify(
         found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, first)))
     for verified, layout in zip(found, layouts, strict=True):
         _commit(cache, verified, layout, linear)
-    return found
+    if filler is not None:
+        cache.backend.drop(filler)
+    return found, len(batch.tokens)
 
 
 def _layouts(
@@ -101,6 +113,13 @@ def _layouts(
         layouts.append(lay_out(proposal, live.key, spare))
         spare = spare[len(layouts[-1].branches) :]
     return layouts
+
+
+def _fits(cache: TokenCache, size: int) -> bool:
+    """Whether a batch of that size, all logits wanted, can be decoded without giving way."""
+    backend = cache.backend
+    room = min(backend.n_batch, backend.n_outputs, backend.n_ctx - cache.n_cells)
+    return backend.rollback == "free" and size <= room
 
 
 class _Batch:
@@ -129,6 +148,14 @@ class _Batch:
             self.positions += [before + depth for depth in proposal.depths()]
             self.sequences += layout.nodes
             self.outputs += [True] * len(proposal)
+
+    def fill_up(self, size: int, seq: int) -> None:
+        """Add tokens that mean nothing, in a sequence of their own, up to `size` in all."""
+        extra = size - len(self.tokens)
+        self.tokens += [0] * extra
+        self.positions += range(extra)
+        self.sequences += [(seq,)] * extra
+        self.outputs += [True] * extra
 
 
 def _row(rows: NDArray[np.float32], first: int) -> Callable[[int], NDArray[np.float32]]:

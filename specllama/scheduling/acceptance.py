@@ -1,15 +1,24 @@
-"""How often draft tokens are accepted, by drafter: by depth, and by the draft's own confidence."""
+"""How often draft tokens are accepted, by drafter: by depth, by the draft's confidence, by rank.
+
+Every estimate is a frequency that forgets: recent trials count more, and where there are few the
+estimate leans on a broader one (a confidence at a depth on that confidence at any depth, that on
+what was kept from earlier sessions, that on the confidence itself).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_DECAY = 0.97
+_DECAY = 0.98
 _PRIOR_WEIGHT = 4.0
 _PRIOR = 0.7
-_BINS = 10
+_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+_MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
+_GROUPS = 3
 _RANK_PRIORS = (0.6, 0.15, 0.06, 0.03)
+_FADED = 0.5
 _WEIGHT = 0.1
 _USUAL_NODES = 6
 _USUAL_ACCEPTED = 1.5
@@ -24,66 +33,145 @@ class Step:
 
 
 class _Rate:
-    """A decayed frequency with a prior."""
+    """A frequency that forgets, leaning on a prior: a number, or a broader rate."""
 
-    __slots__ = ("_hits", "_trials")
+    __slots__ = ("_hits", "_prior", "trials")
 
-    def __init__(self, prior: float) -> None:
-        self._hits = prior * _PRIOR_WEIGHT
-        self._trials = _PRIOR_WEIGHT
+    def __init__(self, prior: float | _Rate) -> None:
+        self._prior = prior
+        self._hits = 0.0
+        self.trials = 0.0
 
     @property
     def value(self) -> float:
-        return self._hits / self._trials
+        prior = self._prior.value if isinstance(self._prior, _Rate) else self._prior
+        return (self._hits + prior * _PRIOR_WEIGHT) / (self.trials + _PRIOR_WEIGHT)
 
     def observe(self, hit: bool) -> None:
         self._hits = self._hits * _DECAY + hit
-        self._trials = self._trials * _DECAY + 1.0
+        self.trials = self.trials * _DECAY + 1.0
+
+    def fade(self) -> None:
+        """Keep the estimate and trust it less."""
+        value = self.value
+        self.trials *= _FADED
+        if isinstance(self._prior, _Rate):
+            self._hits *= _FADED
+        else:
+            self._prior, self._hits = value, value * self.trials
 
 
 class Acceptance:
     """Estimates for one drafter.
 
+    Args:
+        known: what an earlier session knew (`known`): the priors of this one.
+
     Attributes:
         usual_nodes, usual_accepted: means of its latest proposals, whatever their shape.
     """
 
-    def __init__(self) -> None:
-        self._depths: list[_Rate] = []
-        self._bins = [_Rate((n + 0.5) / _BINS) for n in range(_BINS)]
-        self._ranks = [_Rate(prior) for prior in _RANK_PRIORS]
+    def __init__(self, known: Mapping[str, Sequence[float]] | None = None) -> None:
+        known = known or {}
+        first, *deeper = known.get("depths") or [_PRIOR]
+        self._depths = [_Rate(first)]
+        for prior in deeper:
+            self._depths.append(_Rate(prior))
+        self._bins = [_Rate(prior) for prior in _kept(known, "bins", _MIDDLES)]
+        self._cells = [[_Rate(bin_) for bin_ in self._bins] for _ in range(_GROUPS)]
+        self._values = [_Rate(prior) for prior in _kept(known, "values", _MIDDLES)]
+        self._ranks = [_Rate(prior) for prior in _kept(known, "ranks", _RANK_PRIORS)]
+        self._looks = [share * 20.0 for share in _kept(known, "looks", (0.0,) * len(_MIDDLES))]
         self.usual_nodes = float(_USUAL_NODES)
         self.usual_accepted = _USUAL_ACCEPTED
 
+    def known(self) -> dict[str, list[float]]:
+        """The estimates as plain data, for the next session; shares between 0 and 1."""
+        seen = sum(self._looks) or 1.0
+        return {
+            "depths": [rate.value for rate in self._depths],
+            "bins": [rate.value for rate in self._bins],
+            "values": [rate.value for rate in self._values],
+            "ranks": [rate.value for rate in self._ranks],
+            "looks": [look / seen for look in self._looks],
+        }
+
+    @property
+    def trials(self) -> float:
+        """How much is known of first tokens: trials, the latest counting most."""
+        return self._depths[0].trials
+
     def at_depth(self, depth: int) -> float:
         """Probability that the token at `depth` (from 0) is accepted when it is tested."""
-        if depth < len(self._depths):
-            return self._depths[depth].value
-        return self._depths[-1].value if self._depths else _PRIOR
+        return self._depths[min(depth, len(self._depths) - 1)].value
 
-    def at_confidence(self, confidence: float) -> float:
+    def at_confidence(self, confidence: float, depth: int = 0) -> float:
         """Same, given the draft's top probability at that position."""
-        return self._bins[_bin(confidence)].value
+        return self._cells[min(depth, _GROUPS - 1)][_bin(confidence)].value
+
+    def at_value(self, value: float) -> float:
+        """Probability that a node is accepted whose path the draft gives this probability."""
+        return self._values[_bin(value)].value
 
     def by_rank(self) -> list[float]:
         """Probability that the child of a rank (best first) is the accepted one."""
         return [rate.value for rate in self._ranks]
 
-    def observe(self, steps: Sequence[Step], confidences: Sequence[float], *, n_nodes: int) -> None:
+    def looks(self) -> list[tuple[float, float]]:
+        """What a draft's first look is like: (share of the rounds, acceptance of that token).
+
+        Empty before the first look; the shares add up to 1.
+        """
+        seen = sum(self._looks)
+        if seen <= 0.0:
+            return []
+        first = self._cells[0]
+        return [(n / seen, r.value) for n, r in zip(self._looks, first, strict=True) if n > 0.0]
+
+    def look(self, confidence: float) -> None:
+        """The draft's top probability for the first token of a round, tested or not."""
+        self._looks = [look * _DECAY for look in self._looks]
+        self._looks[_bin(confidence)] += 1.0
+
+    def observe(
+        self, steps: Sequence[Step], confidences: Sequence[float | None], *, n_nodes: int
+    ) -> None:
         """One verified proposal: what happened at each tested depth."""
         accepted = sum(step.rank is not None for step in steps)
         self.usual_nodes += _WEIGHT * (n_nodes - self.usual_nodes)
         self.usual_accepted += _WEIGHT * (accepted - self.usual_accepted)
         for depth, step in enumerate(steps):
             if depth == len(self._depths):
-                self._depths.append(_Rate(self.at_depth(depth)))
+                self._depths.append(_Rate(self._depths[-1]))
             hit = step.rank is not None
             self._depths[depth].observe(hit)
-            if depth < len(confidences):
-                self._bins[_bin(confidences[depth])].observe(hit)
+            confidence = confidences[depth] if depth < len(confidences) else None
+            if confidence is not None:
+                self._bins[_bin(confidence)].observe(hit)
+                self._cells[min(depth, _GROUPS - 1)][_bin(confidence)].observe(hit)
             for rank, rate in enumerate(self._ranks[: step.n_children]):
                 rate.observe(rank == step.rank)
 
+    def observe_values(self, values: Sequence[float], accepted: Sequence[int]) -> None:
+        """One verified tree: the draft's probability of each node's path, and which were kept."""
+        kept = set(accepted)
+        for node, value in enumerate(values):
+            self._values[_bin(value)].observe(node in kept)
+
+    def fade(self) -> None:
+        """Trust the past less, so that what was refused long ago gets another try."""
+        for rates in (self._depths, self._bins, *self._cells, self._values, self._ranks):
+            for rate in rates:
+                rate.fade()
+
 
 def _bin(confidence: float) -> int:
-    return min(_BINS - 1, int(confidence * _BINS))
+    return bisect_right(_EDGES, confidence)
+
+
+def _kept(
+    known: Mapping[str, Sequence[float]], name: str, otherwise: Sequence[float]
+) -> Sequence[float]:
+    """Kept priors, if there are as many as there are bins today."""
+    kept = known.get(name, ())
+    return kept if len(kept) == len(otherwise) else otherwise

@@ -1,14 +1,59 @@
-"""What decodes cost on this machine, learned while running."""
+"""What decodes cost on this machine: kept from earlier sessions, corrected while running."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from specllama.scheduling.table import CostTable, Seconds
 
 _OPTIMISTIC_SLOPE = 0.1
 _RECENT = 5
+_PACES = 9
 _AGREEMENT = 0.25
+_IMPLAUSIBLE = 20.0
 _FIRST_PATIENCE = 16
 _LAST_PATIENCE = 256
+_LEAST_PAIRS = 3
+_LEAST_SWITCH = 0.05
+_DRAFT_GUESS = 0.25
+_MATERIAL = 0.1
+
+
+class Typical:
+    """The lower median of the latest times: hiccups of a busy machine do not count, drift does.
+
+    A time that no clock should show (none at all, or twenty times what is usual, as after a sleep)
+    is dropped unless the next one confirms it.
+    """
+
+    __slots__ = ("_doubted", "_recent", "count")
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._doubted = False
+        self.count = 0
+
+    @property
+    def value(self) -> float:
+        """Seconds; something must have been observed."""
+        return sorted(self._recent)[(len(self._recent) - 1) // 2]
+
+    def observe(self, seconds: float) -> bool:
+        """Add a time; False where it was dropped."""
+        if not (math.isfinite(seconds) and seconds > 0.0):
+            return False
+        if self.count > 1 and not self._doubted and self._is_implausible(seconds):
+            self._doubted = True
+            return False
+        self._doubted = False
+        self._recent.append(seconds)
+        self.count += 1
+        return True
+
+    def _is_implausible(self, seconds: float) -> bool:
+        return not 1 / _IMPLAUSIBLE <= seconds / self.value <= _IMPLAUSIBLE
 
 
 class _Yardstick:
@@ -22,31 +67,70 @@ class _Yardstick:
 
 
 class Costs:
-    """Seconds of a target decode by number of tokens, and of one drafted token by drafter.
+    """Seconds of a target decode by number of tokens, and of drafting by drafter and length.
 
     A measured table with linear interpolation: costs are not monotone on real machines, so nothing
-    is fitted. Sizes never seen are taken to be cheap, so that they get tried.
+    is fitted. Sizes never seen are taken to be cheap, so that they get tried, and to be dear
+    (`worst_s`) where something is at risk.
+
+    Where graphs are captured and replayed (CUDA), a decode of another size than the one before
+    costs more (`switch_s`); elsewhere that is 0 and both kinds of decodes teach one table.
+
+    Args:
+        kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
+            (a busy machine, a longer context), until they are measured themselves.
     """
 
-    def __init__(self) -> None:
-        self._target: dict[int, float] = {}
-        self._draft: dict[str, float] = {}
-        self._level: dict[str, float] = {}
-        self._recent: dict[int | str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
+    def __init__(self, kept: CostTable | None = None) -> None:
+        self._kept = kept or CostTable()
+        self._all: dict[int, Typical] = defaultdict(Typical)
+        self._same: dict[int, Typical] = defaultdict(Typical)
+        self._other: dict[int, Typical] = defaultdict(Typical)
+        self._draft: dict[tuple[str, int], dict[int, Typical]] = {}
+        self._paces: deque[float] = deque(maxlen=_PACES)
+        self._reading = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
         self._n_decodes = 0
-        self._reading: float | None = None
+        self._view: Seconds | None = None
+        self.switch_s = _switch_s(self._kept.same, self._kept.other)
+        self.previous = 0
+
+    # what happened
 
     def observe_target(self, n_tokens: int, seconds: float, n_lives: int = 1) -> None:
         """One target decode of `n_tokens` for `n_lives` sequences, plain where these are equal.
 
         A size's first does not count: it may be a hiccup.
         """
-        typical = self._typical(n_tokens, seconds)
-        if len(self._recent[n_tokens]) > 1:
-            self._target[n_tokens] = typical
+        same = n_tokens == self.previous
+        self.previous = n_tokens
+        believed = self._all[n_tokens].observe(seconds)
+        (self._same if same else self._other)[n_tokens].observe(seconds)
+        expected = self._kept_s(n_tokens, same)
+        if believed and expected:
+            self._paces.append(seconds / expected)
         self._n_decodes += 1
-        if n_tokens == n_lives and abs(seconds - typical) <= _AGREEMENT * typical:
+        self._view = None
+        self._learn_switch()
+        if n_tokens == n_lives:
+            self._check_yardstick(n_lives, seconds, same)
+
+    def _kept_s(self, n_tokens: int, same: bool) -> float | None:
+        """The kept table's own figure."""
+        kept = self._kept
+        first, second = (kept.same, kept.other) if same else (kept.other, kept.same)
+        return first.get(n_tokens, second.get(n_tokens))
+
+    def _learn_switch(self) -> None:
+        same, other = _values(self._same), _values(self._other)
+        if len(same.keys() & other.keys()) >= _LEAST_PAIRS:
+            self.switch_s = _switch_s(same, other)
+
+    def _check_yardstick(self, n_lives: int, seconds: float, same: bool) -> None:
+        if self.switch_s and not same:
+            return
+        typical = self._all[n_lives].value if self._all[n_lives].count else seconds
+        if abs(seconds - typical) <= _AGREEMENT * typical:
             yardstick = self._yardsticks[n_lives]
             if self.stale(n_lives):
                 yardstick.patience = min(2 * yardstick.patience, _LAST_PATIENCE)
@@ -54,33 +138,36 @@ class Costs:
 
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
         """`n_tokens` of a prompt read by the target, and by drafters along with it."""
-        self._reading = self._typical("reading", seconds / n_tokens)
+        self._reading.observe(seconds / n_tokens)
+        self.previous = 0
+
+    def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int = 1) -> None:
+        """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
+        if n_looks > 0:
+            table = self._draft.setdefault((name, n_lives), defaultdict(Typical))
+            table[n_looks].observe(seconds)
+
+    # what to expect
 
     def readable(self, seconds: float, least: int) -> int:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""
-        return least if not self._reading else max(least, int(seconds / self._reading))
+        each = self._reading.value if self._reading.count else self._kept.prefill
+        return least if not each else max(least, int(seconds / each))
 
-    def observe_draft(self, name: str, n_drafted: int, seconds: float) -> None:
-        """One proposal of `n_drafted` tokens (a decode more or less is the drafter's affair)."""
-        self._draft[name] = self._typical(name, seconds / max(1, n_drafted))
-
-    def _typical(self, what: int | str, seconds: float) -> float:
-        """The lower median of the latest: hiccups of a busy machine do not count, drift does."""
-        recent = self._recent[what]
-        recent.append(seconds)
-        return sorted(recent)[(len(recent) - 1) // 2]
-
-    def observe_level(self, name: str, n_levels: int, seconds: float) -> None:
-        """One proposal of `n_levels` tokens in a row, however many beside each other."""
-        self._level[name] = self._typical(f"{name}, level", seconds / max(1, n_levels))
+    @property
+    def pace(self) -> float:
+        """How many times as long decodes take now as in the kept table."""
+        if len(self._paces) < 2:
+            return 1.0
+        return sorted(self._paces)[(len(self._paces) - 1) // 2]
 
     def measured(self, n_tokens: int) -> bool:
-        """Whether target decodes of this size were measured."""
-        return n_tokens in self._target
+        """Whether target decodes of this size were measured, now or earlier."""
+        return n_tokens in self.steady()
 
     def known(self, n_lives: int = 1) -> bool:
         """Whether plain decoding of so many sequences was measured."""
-        return n_lives in self._target
+        return self.measured(n_lives)
 
     def stale(self, n_lives: int = 1) -> bool:
         """Whether plain decoding, the yardstick of all drafts, has to be measured again.
@@ -91,24 +178,155 @@ class Costs:
         yardstick = self._yardsticks[n_lives]
         return self._n_decodes - yardstick.at > yardstick.patience
 
-    def target_s(self, n_tokens: int) -> float:
-        """Expected seconds of a target decode of `n_tokens` (some size must be known)."""
-        seen = self._target
-        if n_tokens in seen:
-            return seen[n_tokens]
-        least = min(seen)
-        below = max((n for n in seen if n < n_tokens), default=0)
-        above = min((n for n in seen if n > n_tokens), default=None)
-        if above is None:
-            return seen[below] + (n_tokens - below) * _OPTIMISTIC_SLOPE * seen[least] / least
-        share = (n_tokens - below) / (above - below)
-        start = seen.get(below, 0.0)
-        return start + share * (seen[above] - start)
+    def steady(self) -> Seconds:
+        """Seconds by size, each after a decode of the same size."""
+        if self._view is None:
+            self._view = self._steady()
+        return self._view
 
-    def level_s(self, name: str) -> float:
-        """Expected seconds of one level of a drafted tree; 0 until measured."""
-        return self._level.get(name, 0.0)
+    def _steady(self) -> Seconds:
+        pace = self.pace
+        if not self.switch_s:
+            kept = self._kept.other | self._kept.same
+            return {n: s * pace for n, s in kept.items()} | _values(self._all)
+        seen = {n: s - self.switch_s for n, s in _values(self._other).items()}
+        kept = {n: s * pace for n, s in self._kept.same.items()}
+        return seen | kept | _values(self._same)
 
-    def draft_s(self, name: str) -> float:
-        """Expected seconds of one drafted token; 0 until measured."""
-        return self._draft.get(name, 0.0)
+    def target_s(self, n_tokens: int, after: int | None = None) -> float:
+        """Expected seconds of a target decode of `n_tokens` (some size must be known).
+
+        Args:
+            after: the size of the decode before; None: the same.
+        """
+        steady = _interpolated(self.steady(), n_tokens, _OPTIMISTIC_SLOPE)
+        return steady if after in (None, n_tokens) else steady + self.switch_s
+
+    def worst_s(self, n_tokens: int) -> float:
+        """The same with a dear guess for unseen sizes: a batch costs no more than its tokens."""
+        return _interpolated(self.steady(), n_tokens, 1.0) + self.switch_s
+
+    def draft_s(self, name: str, n_looks: int, n_lives: int = 1, *, worst: bool = False) -> float:
+        """Expected seconds of looking at so many positions, for all of `n_lives` sequences.
+
+        0 where it was never measured (`worst`: a quarter of a plain decode each).
+        """
+        if n_looks < 1:
+            return 0.0
+        table, share = self._draft_table(name, n_lives)
+        if not table:
+            guess = self.target_s(1) * _DRAFT_GUESS if worst and self.steady() else 0.0
+            return guess * n_looks * n_lives
+        return share * _in_a_row(table, n_looks)
+
+    def _draft_table(self, name: str, n_lives: int) -> tuple[Seconds, float]:
+        """The table of that many sequences, else of one that is known, and by what to multiply."""
+        tables = {
+            lives: values
+            for (whose, lives), table in self._draft.items()
+            if whose == name and (values := _values(table, least=1))
+        }
+        if n_lives in tables:
+            return tables[n_lives], 1.0
+        if tables:
+            nearest = min(tables, key=lambda lives: abs(lives - n_lives))
+            return tables[nearest], n_lives / nearest
+        return self._kept.draft.get(name, {}), n_lives * self.pace
+
+    # what to keep
+
+    def table(self) -> CostTable:
+        """What is known now, for the next session.
+
+        A calibrated table keeps its level: what was learned since then goes in at its pace, and
+        only where it differs materially.
+        """
+        kept = self._kept
+        level = self.pace if kept.how == "calibrated" else 1.0
+        same, other = self._same, self._other
+        if not self.switch_s:
+            same, other = self._all, {}
+        return CostTable(
+            how=kept.how,
+            date=kept.date,
+            load=kept.load,
+            same=self._merged(kept.same, same, level),
+            other=self._merged(kept.other, other, level),
+            draft=kept.draft
+            | {
+                name: self._merged(kept.draft.get(name, {}), table, level)
+                for (name, lives), table in self._draft.items()
+                if lives == 1
+            },
+            prefill=self._reading.value if self._reading.count else kept.prefill,
+            threads=dict(kept.threads),
+            exact_batch=kept.exact_batch,
+        )
+
+    def _merged(self, kept: Seconds, live: dict[int, Typical], level: float) -> Seconds:
+        pace = self.pace / level
+        merged = {n: seconds * pace for n, seconds in kept.items()}
+        for n, seconds in _values(live).items():
+            if n not in kept or _differs(seconds / level, merged[n]):
+                merged[n] = seconds / level
+        return merged
+
+    @property
+    def changed(self) -> bool:
+        """Whether the table to keep differs materially from the one that was kept."""
+        new, kept = self.table(), self._kept
+        pairs = [(new.same, kept.same), (new.other, kept.other)]
+        pairs += [(costs, kept.draft.get(name, {})) for name, costs in new.draft.items()]
+        return any(
+            n not in old or _differs(seconds, old[n])
+            for costs, old in pairs
+            for n, seconds in costs.items()
+        )
+
+
+def _values(times: dict[int, Typical], least: int = 2) -> Seconds:
+    return {n: typical.value for n, typical in times.items() if typical.count >= least}
+
+
+def _differs(one: float, other: float) -> bool:
+    return abs(one - other) > _MATERIAL * other
+
+
+def _switch_s(same: Seconds, other: Seconds) -> float:
+    """What another size than before costs more; 0 where that is not seen at nearly every size."""
+    extra = sorted(other[n] - same[n] for n in same.keys() & other.keys())
+    if len(extra) < _LEAST_PAIRS:
+        return 0.0
+    least, middle = extra[len(extra) // 4], extra[len(extra) // 2]
+    return middle if least > _LEAST_SWITCH * same[min(same)] else 0.0
+
+
+def _interpolated(seen: Seconds, n_tokens: int, slope: float) -> float:
+    """Between the sizes that were seen; beyond them, `slope` single tokens a token."""
+    if n_tokens in seen:
+        return seen[n_tokens]
+    least = min(seen)
+    below = _nearest((n for n in seen if n < n_tokens), most=True)
+    above = _nearest((n for n in seen if n > n_tokens), most=False)
+    start = seen.get(below, 0.0)
+    if not above:
+        return start + (n_tokens - below) * slope * seen[least] / least
+    share = (n_tokens - below) / (above - below)
+    return start + share * (seen[above] - start)
+
+
+def _nearest(sizes: Iterable[int], *, most: bool) -> int:
+    return max(sizes, default=0) if most else min(sizes, default=0)
+
+
+def _in_a_row(table: Seconds, n_looks: int) -> float:
+    """Seconds of so many looks one after the other: the first often costs more than later ones."""
+    if n_looks in table:
+        return table[n_looks]
+    first, last = min(table), max(table)
+    if n_looks < first:
+        return table[first] * n_looks / first
+    if n_looks < last:
+        return _interpolated(table, n_looks, 1.0)
+    each = (table[last] - table[first]) / (last - first) if last > first else table[last] / last
+    return table[last] + max(0.0, each) * (n_looks - last)

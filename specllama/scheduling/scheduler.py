@@ -1,43 +1,88 @@
 """How much to draft, and with what: drafting is an investment that is measured.
 
-A proposal of k tokens is worth its expected tokens per expected second, and 0 tokens (plain
-decoding) is always a candidate. A chain is continued while the next token is expected to pay for
-itself at the current rate (an optimal-stopping rule for renewal rewards). Losses are bounded: a
-sequence that has lost more than its budget against plain decoding decodes plainly, with rare
-probes.
+A proposal is worth its expected tokens per expected second, and none at all (plain decoding) is
+always a candidate. Losses are bounded: what a sequence may lose against plain decoding is a budget
+of `BUDGET_SHARE` of its plain time and `BUDGET_S`, and a round drafts only so much as the budget
+bears should all of it be refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
-from specllama.scheduling.acceptance import Acceptance
-from specllama.scheduling.costs import Costs
+from specllama.results import SpecStats
+from specllama.scheduling import outlook
+from specllama.scheduling.acceptance import Acceptance, Step
+from specllama.scheduling.costs import Costs, Typical
+from specllama.scheduling.outlook import Outlook
+from specllama.scheduling.policy import Expectation
+from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
-_FIRST_PROBE = 16
 _HICCUP = 2.0
-_LAST_PROBE = 256
-PROBE_TOKENS = 2
+_ASLEEP = 50.0
+_FIRST_PROBE = 16
+_LAST_PROBE = 512
 _FIRST_TREE = (2, 2, 1)
-_PLAN_AGE = 16
+_PLAN_AGE = 64
 _PLAN_NODES = 24
 _PLAN_DEPTH = 8
+_TREE_WIDTH = 4
+_OUTLOOK_AGE = 8
+_SIZE_AGE = 64
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
+_CLEARLY = 1.02
+_CHEAPER = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Bet:
+    """What one sequence stakes in a round.
+
+    Attributes:
+        kind: of drafter and sampling, "" where nothing was drafted (see `Scheduler.acceptance`).
+        expected: what its proposal is expected to give.
+        confidences, first_look: see `policy.Policy`.
+        draft_s: seconds its drafting is expected to take, None where that is not known.
+        asked: the last drafter that was asked, "" for none.
+    """
+
+    kind: str = ""
+    expected: Expectation = field(default_factory=Expectation)
+    confidences: Sequence[float | None] = ()
+    draft_s: float | None = 0.0
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sequence's part in a round: the last drafter it asked ("" for none), what came of it."""
+    """One sequence's part in a round, and what came of it."""
 
     account: Account
-    asked: str
+    stats: SpecStats
+    bet: Bet
     n_drafted: int
     n_emitted: int
+
+
+@dataclass(slots=True)
+class _Patience:
+    """When a drafter that does not pay gets another try: ever more seldom."""
+
+    idle: int = 0
+    wait: int = _FIRST_PROBE
+
+    def is_over(self) -> bool:
+        self.idle += 1
+        if self.idle < self.wait:
+            return False
+        self.idle, self.wait = 0, min(2 * self.wait, _LAST_PROBE)
+        return True
 
 
 class Scheduler:
@@ -50,15 +95,49 @@ class Scheduler:
         max_batch: the most tokens of a target decode; a round of more takes several.
 
     Attributes:
-        n_live: how many sequences share this round's batches; the engine says so.
+        n_live: how many sequences share this round's batches.
     """
 
     def __init__(self, max_batch: int = 1 << 30) -> None:
         self.costs = Costs()
         self.n_live = 1
         self._max_batch = max_batch
+        self._known: Mapping[str, dict[str, list[float]]] = {}
         self._acceptance: dict[str, Acceptance] = {}
-        self._plans: dict[tuple[str, int], tuple[int, Shape | None]] = {}
+        self._patience: dict[str, _Patience] = {}
+        self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
+        self._outlooks: dict[tuple[str, str, int, int], tuple[int, Outlook]] = {}
+        self._memo: dict[int, float] = {}
+        self._sizes: dict[int, int] = {}
+        self._size = 0
+        self._size_age = 0
+        self._overhead = Typical()
+        self._drafting_s = 0.0
+        self._expected_s: float | None = 0.0
+
+    def begin(self, n_live: int) -> None:
+        """A round of so many sequences starts."""
+        if n_live != self.n_live:
+            self.n_live = n_live
+            self._forget_prices()
+        self._drafting_s, self._expected_s = 0.0, 0.0
+
+    def recall(self, table: CostTable) -> None:
+        """Start from what earlier sessions measured."""
+        self.costs = Costs(table)
+        self._known = table.acceptance
+        self._acceptance.clear()
+        self._outlooks.clear()
+        self._forget_prices()
+
+    def table(self) -> CostTable:
+        """What is known now, for later sessions."""
+        table = self.costs.table()
+        now = {which: acceptance.known() for which, acceptance in self._acceptance.items()}
+        table.acceptance = {**self._known, **now}
+        return table
+
+    # what things cost
 
     @property
     def _plain_size(self) -> int:
@@ -72,91 +151,250 @@ class Scheduler:
 
     def batch_s(self, n_tokens: int) -> float:
         """Seconds of a round's target decodes if each sequence brings so many tokens."""
-        full, rest = divmod(self.n_live * n_tokens, self._max_batch)
-        seconds = self.costs.target_s(rest) if rest else 0.0
-        return seconds + (full * self.costs.target_s(self._max_batch) if full else 0.0)
+        if n_tokens not in self._memo:
+            self._memo[n_tokens] = self._in_batches(self.n_live * n_tokens, self._decode_s)
+        return self._memo[n_tokens]
 
-    def draft_s(self, name: str) -> float:
-        """Seconds of a drafted token for each sequence."""
-        return self.n_live * self.costs.draft_s(name)
+    def worst_s(self, n_tokens: int) -> float:
+        """The same with dear guesses for sizes that were never measured."""
+        return self._in_batches(
+            self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
+        )
 
-    def acceptance(self, name: str) -> Acceptance:
-        """The estimates of a drafter."""
-        return self._acceptance.setdefault(name, Acceptance())
+    def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
+        full, rest = divmod(n_tokens, self._max_batch)
+        seconds = decode_s(rest) if rest else 0.0
+        return seconds + (full * decode_s(self._max_batch) if full else 0.0)
 
-    def observe_draft(self, name: str, proposals: Sequence[Proposal], seconds: float) -> None:
-        """What a drafter took for its proposals."""
-        drafted = sum(len(proposal) for proposal in proposals)
-        levels = max((max(p.depths(), default=0) for p in proposals), default=0)
-        self.costs.observe_draft(name, drafted, seconds)
-        self.costs.observe_level(name, levels, seconds)
+    def _decode_s(self, n_tokens: int) -> float:
+        """A decode, padded to the size that is kept where that is cheaper."""
+        return self.costs.target_s(self.padded(n_tokens), after=self._kept_size)
 
-    def planned_shape(self, name: str, nodes: int, depth: int) -> Shape:
-        """The tree that pays best by the measurements so far; planned anew now and then."""
-        if not self.costs.known(self._plain_size):
-            return FixedShape(_FIRST_TREE)
-        age, shape = self._plans.get((name, self.n_live), (0, None))
-        if shape is None or age >= _PLAN_AGE:
-            topology = plan(
-                self.acceptance(name).by_rank(),
-                min(nodes, _PLAN_NODES),
-                min(depth, _PLAN_DEPTH),
-                self.batch_s,
-                self.costs.level_s(name),
-            )
-            age, shape = 0, PlannedShape(topology or ((),))
-        self._plans[name, self.n_live] = (age + 1, shape)
-        return shape
+    @property
+    def _kept_size(self) -> int:
+        """The size of decodes that is kept from round to round, where changing it costs."""
+        return self._size or self._plain_size
+
+    def padded(self, n_tokens: int) -> int:
+        """The size to decode so many tokens at: a larger one where that is clearly cheaper.
+
+        It is where a size is kept for the sake of captured graphs, and where kernels for more
+        tokens are faster than those for fewer.
+        """
+        if n_tokens not in self._sizes:
+            self._sizes[n_tokens] = self._cheapest(n_tokens)
+        return self._sizes[n_tokens]
+
+    def _cheapest(self, n_tokens: int) -> int:
+        kept, target_s = self._kept_size, self.costs.target_s
+        larger = [n for n in self.costs.steady() if n_tokens < n <= self._max_batch]
+        if not larger or not (self.costs.switch_s or self.costs.measured(n_tokens)):
+            return n_tokens
+        best = min(larger, key=lambda n: (target_s(n, kept), n))
+        pays = target_s(best, kept) < _CHEAPER * target_s(n_tokens, kept)
+        return best if pays else n_tokens
+
+    def draft_s(self, name: str, n_looks: int) -> float:
+        """Seconds of so many positions in a row, for each sequence."""
+        return self.costs.draft_s(name, n_looks, self.n_live)
+
+    def drafting_s(self, name: str, n_looks: int, n_lives: int) -> float | None:
+        """What such drafting is expected to take, None where it was never measured."""
+        return self.costs.draft_s(name, n_looks, n_lives) or (None if n_looks else 0.0)
 
     def plain_rate(self) -> float:
         """Tokens per second of each sequence without drafts."""
         return 1.0 / self.batch_s(1)
 
-    def best_length(self, name: str, limit: int) -> tuple[int, float]:
-        """The chain length up to `limit` with the most tokens per second, and that rate."""
-        best, best_rate = 0, self.plain_rate()
-        tokens, survival = 1.0, 1.0
-        acceptance, draft_s = self.acceptance(name), self.draft_s(name)
-        for length in range(1, limit + 1):
-            survival *= acceptance.at_depth(length - 1)
-            tokens += survival
-            rate = tokens / (self.batch_s(1 + length) + length * draft_s)
-            if rate > best_rate:
-                best, best_rate = length, rate
-        return best, best_rate
+    def affordable(self, account: Account, name: str, nodes: int, depth: int) -> int:
+        """The most tokens a sequence may draft if all of them should be refused.
 
-    def tree_rate(self, name: str, nodes: int) -> float:
-        """Tokens per second with the trees a drafter usually makes, of at most `nodes` nodes."""
-        acceptance = self.acceptance(name)
-        usual = min(nodes, acceptance.usual_nodes)
-        seconds = self.batch_s(1 + round(usual)) + usual * self.draft_s(name)
-        return (1.0 + acceptance.usual_accepted) / seconds
+        Args:
+            name: of a drafter that costs, "" for a free one.
+            nodes: the most tokens, `depth` of them in a row.
+        """
+        slack = account.slack_s * self.n_live
+        plain = self.batch_s(1)
+        for n in range(1, nodes + 1):
+            looks = min(n, depth) if name else 0
+            draft_s = self.costs.draft_s(name, looks, self.n_live, worst=True)
+            if self.worst_s(1 + n) + draft_s - plain > slack:
+                return n - 1
+        return nodes
 
-    def settle(self, seconds: float, shares: Sequence[Share]) -> None:
+    def _forget_prices(self) -> None:
+        self._memo.clear()
+        self._sizes.clear()
+
+    # what drafting promises
+
+    def acceptance(self, name: str, temperature: float = 0.0) -> Acceptance:
+        """The estimates of a drafter, for greedy, usual and wild sampling apart."""
+        return self._of_kind(kind(name, temperature))
+
+    def _of_kind(self, which: str) -> Acceptance:
+        if which not in self._acceptance:
+            self._acceptance[which] = Acceptance(self._known.get(which))
+        return self._acceptance[which]
+
+    def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
+        """What chains of a drafter promise; looked at anew now and then."""
+        return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
+
+    def _chain(self, name: str, which: str, limit: int) -> Outlook:
+        batch = [self.batch_s(1 + n) for n in range(limit + 1)]
+        draft = [self.draft_s(name, n) for n in range(limit + 1)]
+        return outlook.chain(self._of_kind(which), batch, draft)
+
+    def tree_outlook(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
+        """What trees of a draft model promise."""
+        return self._cached(
+            (name, which, depth, nodes), lambda: self._tree(name, which, nodes, depth)
+        )
+
+    def _tree(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
+        batch = [self.batch_s(1 + n) for n in range(min(nodes, _PLAN_NODES) + 1)]
+        levels = [self.draft_s(name, n) for n in range(min(depth, _PLAN_DEPTH) + 1)]
+        return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
+
+    def _cached(self, key: tuple[str, str, int, int], look: Callable[[], Outlook]) -> Outlook:
+        age, found = self._outlooks.get(key, (_OUTLOOK_AGE, None))
+        if found is None or age >= _OUTLOOK_AGE:
+            age, found = 0, look()
+        self._outlooks[key] = (age + 1, found)
+        return found
+
+    def settle_size(self, best_rate: Callable[[], float]) -> None:
+        """Choose now and then which size of decodes to keep, where changing it costs.
+
+        Args:
+            best_rate: of drafting, at the size being tried.
+        """
+        self._size_age -= 1
+        if not self.costs.switch_s or self._size_age > 0:
+            return
+        self._size_age = _SIZE_AGE
+
+        def rate(size: int) -> float:
+            self._size = size
+            self._forget_prices()
+            self._outlooks.clear()
+            return best_rate()
+
+        before = self._kept_size
+        sizes = [self.n_live * n for n in _SIZES if self.n_live * n <= self._max_batch]
+        rates = {size: rate(size) for size in sizes}
+        best = max(rates, key=lambda size: rates[size])
+        rate(best if rates[best] > _CLEARLY * rates.get(before, 0.0) else before)
+
+    def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
+        """The tree that pays best by the measurements so far; planned anew now and then."""
+        if not self.costs.known(self._plain_size):
+            return FixedShape(_FIRST_TREE)
+        age, shape = self._plans.get((which, self.n_live), (0, None))
+        if shape is None or age >= _PLAN_AGE:
+            topology = plan(
+                self._of_kind(which).by_rank(),
+                min(nodes, _PLAN_NODES),
+                min(depth, _PLAN_DEPTH),
+                self.batch_s,
+                self.draft_s(name, 1),
+            )
+            age, shape = 0, PlannedShape(topology or ((),))
+        self._plans[which, self.n_live] = (age + 1, shape)
+        return shape
+
+    def probe_due(self, which: str) -> bool:
+        """Whether a drafter that does not pay gets another try; what is known of it fades then."""
+        if not self._patience.setdefault(which, _Patience()).is_over():
+            return False
+        self._of_kind(which).fade()
+        return True
+
+    def pays(self, which: str) -> None:
+        """A drafter pays again: try it soon when it stops to."""
+        self._patience.pop(which, None)
+
+    # what came of it
+
+    def observe_batch(self, n_tokens: int, seconds: float, n_lives: int = 1) -> None:
+        """One target decode, with everything that is done to verify it."""
+        costs = self.costs
+        if self._expected_s is not None:
+            known = costs.known(n_tokens)
+            expected = costs.target_s(n_tokens, after=costs.previous or None) if known else None
+            self._expected_s = None if expected is None else self._expected_s + expected
+        costs.observe_target(n_tokens, seconds, n_lives)
+        self._forget_prices()
+
+    def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
+        """What a drafter took to look at so many positions of each sequence."""
+        self.costs.observe_draft(name, n_looks, seconds, n_lives)
+        self._drafting_s += seconds
+
+    def learn(
+        self,
+        bet: Bet,
+        stats: SpecStats,
+        steps: Sequence[Step],
+        proposal: Proposal,
+        path: Sequence[int],
+    ) -> None:
+        """What the target said about a proposal."""
+        if not bet.kind:
+            return
+        for step, chance in zip(steps, bet.expected.chances, strict=False):
+            stats.predict(chance, step.rank is not None)
+        acceptance = self._of_kind(bet.kind)
+        acceptance.observe(steps, bet.confidences, n_nodes=len(proposal))
+        if proposal.values:
+            acceptance.observe_values(proposal.values, path)
+
+    def settle(self, seconds: float, propose_s: float, shares: Sequence[Share]) -> None:
         """Book one round of all live sequences.
 
         Each bears its part of a plain round; what the round took beyond that is shared by who
-        drafted. A hiccup of the machine, which would have hit plain decoding as well, counts as no
-        more than twice the usual time.
+        drafted. Without drafts, a round takes what plain decoding takes, but for the looking. A
+        hiccup of the machine, which would have hit plain decoding as well, counts as no more than
+        twice the usual time.
+
+        Args:
+            seconds: of the round, `propose_s` of them before its first decode.
         """
+        self._compare(seconds, shares)
+        self._overhead.observe(propose_s - self._drafting_s)
         if not self.costs.known(self._plain_size):
             return
         plain = self.batch_s(1)
-        extra = min(seconds, _HICCUP * self._usual_s(shares)) - plain
         n_drafted = sum(share.n_drafted for share in shares)
+        usual = self._usual_s(shares)
+        extra = min(seconds, usual) - plain if n_drafted else min(propose_s, usual)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)
-            share.account.book(own + part * extra, share.n_emitted * own)
+            share.account.book(own + part * max(extra, -plain), share.n_emitted * own)
 
     def _usual_s(self, shares: Sequence[Share]) -> float:
-        """Seconds that such a round usually takes; infinity where no such batch was measured: a
-        guess excuses nothing."""
+        """What a round of these may take and be believed."""
         n_tokens = sum(1 + share.n_drafted for share in shares)
-        if not self.costs.measured(n_tokens):
-            return math.inf
-        drafting = sum(max(1, s.n_drafted) * self.costs.draft_s(s.asked) for s in shares if s.asked)
-        return self.costs.target_s(n_tokens) + drafting
+        if not self._expected_s:
+            return _ASLEEP * n_tokens * self.batch_s(1)
+        return _HICCUP * (self._expected_s + max(share.bet.draft_s or 0.0 for share in shares))
+
+    def _compare(self, seconds: float, shares: Sequence[Share]) -> None:
+        """Note prediction and measurement, in equal parts."""
+        if not self._expected_s or any(share.bet.draft_s is None for share in shares):
+            return
+        drafting = max(share.bet.draft_s or 0.0 for share in shares)
+        overhead = self._overhead.value if self._overhead.count else 0.0
+        predicted_s = self._expected_s + drafting + overhead
+        for share in shares:
+            forecast = share.stats.forecast
+            forecast.rounds += 1
+            forecast.tokens += share.bet.expected.tokens
+            forecast.seconds += predicted_s / len(shares)
+            forecast.measured_tokens += share.n_emitted
+            forecast.measured_s += seconds / len(shares)
 
 
 class Account:
@@ -164,103 +402,29 @@ class Account:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._elapsed = 0.0
+        self._lost = 0.0
         self._plain = 0.0
-        self._idle_rounds = 0
-        self._next_probe = _FIRST_PROBE
 
     @property
-    def within_budget(self) -> bool:
-        """Whether the time lost so far is less than what may be lost."""
-        return self._elapsed - self._plain <= BUDGET_SHARE * self._plain + BUDGET_S
+    def slack_s(self) -> float:
+        """Seconds that the next round may lose: it emits a token, which takes a plain round."""
+        plain = self._plain + self._scheduler.batch_s(1) / self._scheduler.n_live
+        return BUDGET_SHARE * plain + BUDGET_S - self._lost
 
     @property
     def may_draft(self) -> bool:
         """Whether this round may draft at all."""
-        return self._scheduler.knows_plain and self.within_budget
-
-    def probe_due(self) -> bool:
-        """Whether a drafter that does not pay gets another try: ever more seldom."""
-        self._idle_rounds += 1
-        if self._idle_rounds < self._next_probe:
-            return False
-        self._idle_rounds, self._next_probe = 0, min(2 * self._next_probe, _LAST_PROBE)
-        return True
-
-    def paid(self) -> None:
-        """Drafting pays again: probe soon when it stops to."""
-        self._idle_rounds, self._next_probe = 0, _FIRST_PROBE
+        return self._scheduler.knows_plain and self.slack_s > 0.0
 
     def book(self, seconds: float, plain: float) -> None:
         """What a round cost this sequence, and what its tokens would have cost without drafts."""
-        self._elapsed += seconds
-        self._plain += plain
+        if math.isfinite(seconds):
+            self._lost += seconds - plain
+            self._plain += plain
 
 
-class Stopping:
-    """Decides, token by token, whether a chain goes on; remembers the confidences it saw.
-
-    Args:
-        planned: the length that is worth its time on average, whatever the first confidences are.
-        rate: tokens per second that the time could earn otherwise.
-        p_min: end the chain where the draft's top probability is below this.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, name: str, planned: int, rate: float, p_min: float
-    ) -> None:
-        self._planned = planned
-        self._batch_s = scheduler.batch_s
-        self._acceptance = scheduler.acceptance(name)
-        self._draft_s = scheduler.draft_s(name)
-        self._rate = rate
-        self._p_min = p_min
-        self._survival = 1.0
-        self._tokens = 1.0
-        self.confidences: list[float] = []
-
-    def go_on(self, drafted: int, confidence: float | None) -> bool:
-        """See `drafting.protocol.Want.go_on`."""
-        longer = self._batch_s(drafted + 2) - self._batch_s(drafted + 1)
-        if confidence is None:
-            gain = self._survival * self._acceptance.at_depth(drafted)
-            return drafted < self._planned or gain > self._rate * (longer + self._draft_s)
-        gain = self._survival * self._acceptance.at_confidence(confidence)
-        if confidence < self._p_min or gain <= self._rate * longer:
-            return False
-        self._survival = gain
-        self._tokens += gain
-        self.confidences.append(confidence)
-        return True
-
-    def rate(self, nodes: int) -> float:
-        """Tokens per second to expect of what was drafted, its drafting paid for already."""
-        return self._tokens / self._batch_s(1 + nodes)
-
-
-class FixedLength:
-    """Always the full length (`--no-adaptive`, probes, trees), but for `p_min`.
-
-    Args:
-        most: end the chain after so many tokens.
-    """
-
-    def __init__(self, p_min: float, most: float = math.inf) -> None:
-        self._p_min = p_min
-        self._most = most
-        self.confidences: list[float] = []
-
-    def go_on(self, drafted: int, confidence: float | None) -> bool:
-        """See `drafting.protocol.Want.go_on`."""
-        if drafted >= self._most:
-            return False
-        if confidence is None:
-            return True
-        if confidence < self._p_min:
-            return False
-        self.confidences.append(confidence)
-        return True
-
-    def rate(self, nodes: int) -> float:
-        """Whatever it is, it was asked for."""
-        return math.inf
+def kind(name: str, temperature: float) -> str:
+    """Which estimates of a drafter count: those of greedy, usual or wild sampling."""
+    if temperature == 0.0:
+        return f"{name}, greedy"
+    return f"{name}, sampled" if temperature <= 1.0 else f"{name}, sampled wildly"

@@ -22,12 +22,14 @@ class Proposal:
             order of their index, or None if they were chosen deterministically; `laws[0]` belongs
             to the root.
         source: name of the drafter, for statistics.
+        values: the draft's probability of each node's path, empty where it has none to tell.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     laws: tuple[Distribution | None, ...] = (None,)
     source: str = "none"
+    values: tuple[float, ...] = ()
 
     @classmethod
     def chain(
@@ -42,6 +44,11 @@ class Proposal:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether tokens were drawn from laws that a rule reads: none may be left out then."""
+        return any(law is not None for law in self.laws)
 
     def law(self, node: int) -> Distribution | None:
         """The law the children of `node` were drawn from (ROOT for the first level)."""
@@ -72,6 +79,7 @@ class Proposal:
             parents=tuple(place[self.parents[node]] for node in nodes),
             laws=tuple(self.laws[node + 1] for node in (ROOT, *nodes)),
             source=self.source,
+            values=tuple(self.values[node] for node in nodes) if self.values else (),
         )
 
     def path(self, node: int) -> list[int]:

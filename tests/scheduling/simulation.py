@@ -13,6 +13,7 @@ from specllama.drafting.protocol import Want
 from specllama.engine import engine as engine_module
 from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
+from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 from tests.engine.clock import Clock
 from tests.engine.fake_model import FakeModel
@@ -42,6 +43,7 @@ class Machine:
         draft_s: seconds of one drafted token.
         good: round (from 0) -> how many of its drafted tokens are right.
         confidence: what the draft says about each of its tokens.
+        calibrated: the costs were measured before, as by `specllama calibrate`.
         drafted: per round of the last reply, how many tokens were drafted.
         times: per round of the last reply, (seconds, tokens emitted).
     """
@@ -52,13 +54,14 @@ class Machine:
     confidence: Callable[[int], float] = lambda depth: 0.8
     names: tuple[str, ...] = ("model",)
     free: tuple[str, ...] = ()
+    calibrated: bool = False
     goods: dict[str, Callable[[int], int]] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     times: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(tick=2.0**-24)
         self.round = 0
         target = FakeModel(
             lambda context: _row(len(context)),
@@ -74,6 +77,18 @@ class Machine:
             Script(self._says(name), name=name, free=name in self.free) for name in self.names
         ]
         self.engine = Engine(target, drafters)
+        if self.calibrated:
+            self.engine.scheduler.recall(self.table())
+
+    def table(self) -> CostTable:
+        """All costs, as they are."""
+        return CostTable(
+            how="calibrated",
+            same={n: self.cost(n) for n in range(1, 33)},
+            draft={name: {n: n * self.draft_s for n in (1, 16)} for name in self.names}
+            if self.draft_s
+            else {},
+        )
 
     def _says(self, name: str) -> Callable[[Want], Proposal]:
         def says(want: Want) -> Proposal:

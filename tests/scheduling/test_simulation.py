@@ -50,9 +50,12 @@ def test_drafts_nothing_where_nothing_is_accepted() -> None:
     assert sum(n > 0 for n in machine.drafted[-100:]) <= 1
 
 
-@pytest.mark.parametrize("cost", [flat, stairs])
-def test_drafts_long_chains_where_they_are_free(cost: Callable[[int], float]) -> None:
-    machine = Machine(cost, draft_s=0.0001, good=everything)
+@pytest.mark.parametrize(("cost", "calibrated"), [(flat, False), (stairs, True)])
+def test_drafts_long_chains_where_they_are_free(
+    cost: Callable[[int], float], calibrated: bool
+) -> None:
+    """Only a table knows that a batch of 8 is cheaper than one of 2: trying costs too much."""
+    machine = Machine(cost, draft_s=0.0001, good=everything, calibrated=calibrated)
     seconds = machine.reply(300)
     assert sorted(machine.drafted[1:-1])[len(machine.drafted) // 2] >= 7
     assert seconds < 0.35 * 300 * cost(1)
@@ -142,42 +145,79 @@ def test_the_yardstick_is_kept() -> None:
 goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     goods=goods,
     repeat=st.sampled_from([1, 5, 40]),
-    slope=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
-    draft_share=st.sampled_from([0.0, 0.1, 0.5, 1.5]),
+    slope=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    jump=st.sampled_from([0.0, 0.3]),
+    draft_share=st.sampled_from([0.0, 0.05, 0.2]),
+    free=st.booleans(),
     confidence=st.sampled_from([0.05, 0.5, 0.99]),
     one=st.sampled_from([0.002, 0.02, 0.2]),
+    calibrated=st.booleans(),
 )
-def test_losses_are_bounded(
+def test_the_budget_is_never_exceeded(
     goods: list[int],
     repeat: int,
     slope: float,
+    jump: float,
     draft_share: float,
+    free: bool,
     confidence: float,
     one: float,
+    calibrated: bool,
 ) -> None:
-    """However acceptance behaves: at no time more than the budget and one round too late.
+    """At no time of a request, whatever the drafts do, however sure they are of it.
 
-    Against plain decoding, that is `BUDGET_SHARE` of its time plus `BUDGET_S`, plus the worst that
-    one round can cost.
+    Against plain decoding, that is `BUDGET_SHARE` of its time plus `BUDGET_S`. It holds with a
+    table and without one where a batch costs no more than its tokens one by one, and a drafted
+    token no more than a quarter of one.
     """
 
     def cost(n_tokens: int) -> float:
-        return one * (1 + slope * (n_tokens - 1))
+        stairs = jump * (3 <= n_tokens < 6)
+        return one * min(n_tokens, 1 + slope * (n_tokens - 1) + stairs)
 
     machine = Machine(
         cost,
-        draft_s=draft_share * one,
+        draft_s=0.0 if free else draft_share * one,
         good=lambda number: goods[number // repeat % len(goods)],
         confidence=lambda depth: confidence,
+        free=("model",) if free else (),
+        calibrated=calibrated,
     )
-    machine.reply(250, draft_max=8)
-    worst = cost(9) + 8 * draft_share * one
+    machine.reply(150, draft_max=8)
     elapsed = plain = 0.0
     for seconds, emitted in machine.times:
         elapsed += seconds
         plain += emitted * one
-        assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + worst + 1e-3
+        assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + 1e-3
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    goods=goods,
+    slope=st.sampled_from([0.1, 2.0]),
+    draft_share=st.sampled_from([0.1, 1.5]),
+    one=st.sampled_from([0.002, 0.02, 0.2]),
+)
+def test_a_machine_beyond_all_guesses_costs_one_try_of_each_size(
+    goods: list[int], slope: float, draft_share: float, one: float
+) -> None:
+    """Without a table, where batches cost more than their tokens: known from the first try on."""
+    machine = Machine(
+        lambda n_tokens: one * (1 + slope * (n_tokens - 1)),
+        draft_s=draft_share * one,
+        good=lambda number: goods[number % len(goods)],
+    )
+    machine.reply(150, draft_max=8)
+    elapsed = plain = tries = 0.0
+    tried: set[int] = set()
+    for (seconds, emitted), drafted in zip(machine.times, machine.drafted, strict=True):
+        elapsed += seconds
+        plain += emitted * one
+        if drafted and drafted not in tried:
+            tries += 2 * seconds  # a size's first measurement does not count
+            tried.add(drafted)
+        assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + tries + 1e-3
