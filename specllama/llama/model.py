@@ -183,6 +183,7 @@ class LlamaVocabulary:
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode() if template else None
         self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._is_end: dict[int, bool] = {}
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         """Ids of a text; `special` reads control tokens written in it as such."""
@@ -223,7 +224,10 @@ class LlamaVocabulary:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (any of them, not only EOS)."""
-        return bool(self._lib.llama_vocab_is_eog(self.handle, token))
+        known = self._is_end.get(token)
+        if known is None:
+            known = self._is_end[token] = bool(self._lib.llama_vocab_is_eog(self.handle, token))
+        return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, never text."""

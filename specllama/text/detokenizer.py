@@ -19,6 +19,10 @@ class StreamingDetokenizer:
     Args:
         at_start: the tokens are a text of their own (a chat reply) rather than the continuation of
             one. SentencePiece vocabularies put a space before such a text; it is left out.
+
+    Attributes:
+        holds: whether a character is incomplete.
+        first_character: see `push`.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, at_start: bool = False) -> None:
@@ -32,6 +36,7 @@ class StreamingDetokenizer:
         self._complete = 0
         self._at_start = True
         self.first_character: int | None = None
+        self.holds = False
 
     def push(self, token: int) -> str:
         """The characters this token completes, "" while one is still open.
@@ -47,19 +52,21 @@ class StreamingDetokenizer:
         if not piece:
             self.first_character = None
             return ""
+        if piece.isascii() and not self.holds:
+            self.first_character = self._complete
+            self._complete += len(piece)
+            return piece.decode("ascii")
         text = self._decode(piece[:1])
         self.first_character = self._complete + self._open_characters() - 1
-        return text + self._decode(piece[1:])
-
-    @property
-    def holds(self) -> bool:
-        """Whether a character is incomplete."""
-        return self._open_characters() > 0
+        text += self._decode(piece[1:])
+        self.holds = self._open_characters() > 0
+        return text
 
     def flush(self) -> str:
         """End of the tokens: U+FFFD if the last character stayed incomplete, else ""."""
         text = self._decoder.decode(b"", final=True)
         self._complete += len(text)
+        self.holds = False
         return text
 
     def _decode(self, raw: bytes) -> str:

@@ -46,6 +46,8 @@ class StopMatcher:
 
         Once one is complete the text ends before it, and whatever follows is dropped.
         """
+        if not self._next[ROOT]:  # there are no stop strings
+            return text, False
         for index, character in enumerate(text):
             self._state = self._step(self._state, character)
             length = self._stop_length[self._state]
