@@ -73,8 +73,9 @@ class TextDrafter(Drafter):
         start = self._starts.get(want.key, 0)
         alignment.follow(want.ids[start + alignment.n_read :])
         tokens: list[int] = []
+        confidence = alignment.confidence
         for token in alignment.upcoming(want.limit):
-            if not want.go_on(len(tokens), None):
+            if not want.go_on(len(tokens), confidence):
                 break
             tokens.append(token)
         return Proposal.chain(tokens, source=self.name)
@@ -125,6 +126,11 @@ class Alignment:
             else:
                 self._resume()
         del self._latest[:-LONGEST]
+
+    @property
+    def confidence(self) -> float:
+        """How often the text goes on as it did for so long (Laplace's rule of succession)."""
+        return (1 + self.agreed) / (2 + self.agreed)
 
     def upcoming(self, limit: int) -> list[int]:
         """What the text says next, the more of it the longer reply and text agree."""

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.drafting.text import FARTHEST, FIRST, GROWTH, LONGEST, SOLID, TRUST, TextDrafter
+from specllama.drafting.text import (
+    FARTHEST,
+    FIRST,
+    GROWTH,
+    LONGEST,
+    SOLID,
+    TRUST,
+    Alignment,
+    TextDrafter,
+)
 from specllama.engine.engine import Engine
 from tests.drafting.wants import replay, want
 from tests.engine.fake_model import FakeModel, language
@@ -236,7 +245,17 @@ def test_the_scheduler_ends_a_chain() -> None:
 
     (proposal,) = drafter(TEXT).propose([want([*PROMPT, A], go_on=two)])
     assert proposal.tokens == (B, C)
-    assert asked == [(0, None), (1, None), (2, None)]
+    assert asked == [(0, 2 / 3), (1, 2 / 3), (2, 2 / 3)]
+
+
+def test_the_longer_the_agreement_the_surer() -> None:
+    text = list(range(20))
+    alignment, seen = Alignment(text), []
+    for token in (0, 1, 2, 3, 99, 5, 6):
+        alignment.follow([token])
+        seen.append(alignment.confidence)
+    assert seen[:4] == sorted(set(seen[:4]))
+    assert seen[4] == 0.5 < seen[5] < seen[6]
 
 
 def test_sequences_have_their_own_texts() -> None:
