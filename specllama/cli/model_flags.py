@@ -8,7 +8,7 @@ environment, config, alias and default; None means "not given".
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -77,6 +77,16 @@ class ModelFlags:
         "File with the system prompt.", "-sysf", "--system-file", metavar="FILE")] = None
     stop: Annotated[list[str] | None, _prompt(
         "End the text before this string (repeatable).", "--stop", metavar="TEXT")] = None
+    json_schema: Annotated[str | None, _prompt(
+        "JSON schema the answer has to follow; {} is any JSON.",
+        "-j", "--json-schema", metavar="JSON")] = None
+    json_schema_file: Annotated[Path | None, _prompt(
+        "File with such a schema.", "-jf", "--json-schema-file", metavar="FILE")] = None
+    grammar: Annotated[str | None, _prompt(
+        "Grammar the answer has to follow, in llama.cpp's notation (GBNF).",
+        "--grammar", metavar="GBNF")] = None
+    grammar_file: Annotated[Path | None, _prompt(
+        "File with such a grammar.", "--grammar-file", metavar="FILE")] = None
 
     drafter: Annotated[str | None, _drafting(
         "auto, none, or drafters joined by +: model, suffix, text, store, ngram, recycle, staged, "
@@ -253,6 +263,7 @@ def resolve(flags: ModelFlags) -> Run:
             params,
             sampling=replace(params.sampling, logit_bias=biases),
             predict=_text_of(beside["predict_file"]) or "",
+            **_format(beside),
         ),
         system=checked_text(_text_of(beside["system_file"]) or merged["system"] or ""),
         chat_template=_text_of(beside["chat_template"]),
@@ -310,7 +321,30 @@ def find_pair(target: str | None, draft: str | None, *, offline: bool) -> "Resol
         return pair_or_offer(target, draft, offline=offline)
 
 
-_BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias", "predict_file")
+_FORMATS = ("json_schema", "json_schema_file", "grammar", "grammar_file")
+_BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias", "predict_file", *_FORMATS)
+
+
+def _format(beside: Mapping[str, Any]) -> dict[str, str]:
+    """What the answer has to follow, as a field of `GenerationParams`.
+
+    Raises:
+        UsageError: more than one was given, or a JSON schema cannot be served.
+    """
+    given = [name for name in _FORMATS if beside[name] is not None]
+    if not given:
+        return {}
+    if len(given) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise UsageError(f"{first} and {second} cannot be used together.")
+    (name,) = given
+    text = read_text(beside[name]) if name.endswith("_file") else beside[name]
+    params = GenerationParams(**{name.removesuffix("_file"): text})
+    if (schema := params.schema()) is not None:
+        from specllama.text.schema import to_gbnf
+
+        to_gbnf(schema)  # what cannot be served is said before models are loaded
+    return {name.removesuffix("_file"): text}
 
 
 def typed(name: str, text: str) -> Any:

@@ -162,3 +162,56 @@ def test_generate_and_chat_take_the_same_options(capsys: pytest.CaptureFixture[s
         text = capsys.readouterr().out
         helps.append(text[text.index("-m, --target") : text.index("-q, --quiet")])
     assert helps[0] == helps[1]
+
+
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+GBNF = 'root ::= "yes" | "no"\n'
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "text"),
+    [
+        ("-j", "json_schema", SCHEMA),
+        ("--json-schema", "json_schema", SCHEMA),
+        ("--grammar", "grammar", GBNF),
+    ],
+)
+def test_what_the_answer_has_to_follow(opened: Opened, option: str, field: str, text: str) -> None:
+    assert run(["generate", "Hi", option, text]) == 0
+    assert getattr(opened.params[0], field) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "text"),
+    [
+        ("-jf", "json_schema", SCHEMA),
+        ("--json-schema-file", "json_schema", SCHEMA),
+        ("--grammar-file", "grammar", GBNF),
+    ],
+)
+def test_it_may_be_in_a_file(
+    opened: Opened, tmp_path: Path, option: str, field: str, text: str
+) -> None:
+    file = tmp_path / "format"
+    file.write_text(text)
+    assert run(["generate", "Hi", option, str(file)]) == 0
+    assert getattr(opened.params[0], field) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-j", "{", "Hi"], "not JSON"),
+        (["-j", "[]", "Hi"], "A JSON schema is an object"),
+        (["-j", '{"not": {}}', "Hi"], "'not' is not supported"),
+        (["-jf", "gone.json", "Hi"], "Cannot read gone.json"),
+        (["--grammar", " ", "Hi"], "grammar is empty"),
+        (["-j", "{}", "--grammar-file", "x", "Hi"], "cannot be used together"),
+    ],
+)
+def test_a_format_that_cannot_be_served_is_a_usage_error(
+    opened: Opened, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert run(["generate", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not opened.arguments, "models were loaded first"

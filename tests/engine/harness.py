@@ -49,12 +49,14 @@ def expected(language: Language, asked: Request, n_ctx: int = 64) -> tuple[list[
     chance: Any = SharedNoise if asked.rule.name == "coupled" else RandomStream
     draws = chance(asked.seed)
     ids = list(asked.ids)
+    state = asked.constraint
     while len(ids) - len(asked.ids) != asked.max_tokens:
-        law = sampler.distribution(language(tuple(ids)), ids)
+        law = sampler.distribution(language(tuple(ids)), ids, state)
         token = draws.pick(law, len(ids))
         if asked.is_end(token):
             return ids[len(asked.ids) :], "stop"
         ids.append(token)
+        state = state.after(token) if state is not None else None
         drop = asked.watch(token) if asked.watch else None
         if drop is not None:
             return ids[len(asked.ids) : len(ids) - drop], "stop"
