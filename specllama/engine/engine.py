@@ -34,6 +34,7 @@ Group = list[tuple[Sequence, Plan]]
 _MOSTLY = 0.5
 _CHUNK = 32
 _CHUNK_S = 0.1
+_PLAIN = Plan()
 
 
 class Engine:
@@ -169,6 +170,8 @@ class Engine:
     def _read(self, lives: Ids[Sequence]) -> list[Sequence]:
         """Read on in prompts, the eldest first; those that are through."""
         waiting = [live for live in lives if not self._is_read(live)]
+        if not waiting:
+            return list(lives)
         budget = self.backend.n_batch
         if len(waiting) < len(lives):
             budget = min(budget, self.scheduler.costs.readable(_CHUNK_S, _CHUNK))
@@ -208,6 +211,11 @@ class Engine:
 
     def _with_room(self, lives: Ids[Sequence]) -> list[Sequence]:
         """Those for whose next token the cache has room; the others wait for them to end."""
+        new = sum(
+            len(live.ids) - self.cache.length(live.key) + live.request.draft_max for live in lives
+        )
+        if self.cache.n_cells + new <= self.backend.n_ctx:  # as nearly always
+            return list(lives)
         fitting: list[Sequence] = []
         n_new = 0
         for live in lives:
@@ -224,6 +232,8 @@ class Engine:
     def _round(self, lives: Ids[Sequence]) -> None:
         """Propose, verify and emit, in as many decodes as it takes."""
         self.scheduler.begin(len(lives))
+        if not any(live.request.drafters for live in lives):
+            return self._plain_round(lives)
         started = time.perf_counter()
         plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
         seconds = propose_s = time.perf_counter() - started
@@ -238,6 +248,13 @@ class Engine:
                 self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
             ]
         self.scheduler.settle(seconds, propose_s, shares)
+
+    def _plain_round(self, lives: Ids[Sequence]) -> None:
+        """The same where nobody drafts: there is nothing to choose, to book or to learn."""
+        for group in list(self._groups((live, _PLAIN) for live in lives)):
+            found, _ = self._verify(group)
+            for verified in found:
+                self._emit(verified, _PLAIN)
 
     def _groups(self, pairs: Iterable[tuple[Sequence, Plan]]) -> Iterator[Group]:
         """Who shares a decode."""
@@ -307,7 +324,8 @@ class Engine:
         if len(proposal):
             self.scheduler.learn(plan.bet, live.stats, verified.steps(), proposal, path)
         self.cache.truncate(live.key, len(live.ids) - 1)
-        self._teach(verified)
+        if live.request.drafters:
+            self._teach(verified)
         return Share(live.account, live.stats, plan.bet, len(proposal), used)
 
     def _teach(self, verified: Verified) -> None:
