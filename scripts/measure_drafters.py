@@ -1,4 +1,4 @@
-"""What a round of each model-free drafter costs, and how fast their files open.
+"""What a round of each model-free drafter costs, how fast their files open, and what trees cost.
 
     .venv/bin/python scripts/measure_drafters.py                 all of them, some minutes
     .venv/bin/python scripts/measure_drafters.py suffix recycle  only these
@@ -7,6 +7,7 @@
 Each drafter follows a text of made-up tokens in which passages come again with differences, as in
 edits and conversations: per round, the time of `propose` for a chain of up to 16 tokens ("chain")
 and for a tree with 8 branches ("tree"). No model is loaded. CASES is the table: one line a drafter.
+"trees" is the bookkeeping of a draft model's trees, rule by rule (measuring_trees.py).
 """
 
 import argparse
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import measuring_trees
 import numpy as np
 from measuring import facts, median, print_facts, print_json
 
@@ -42,6 +44,7 @@ ANSWER_TOKENS = 500
 ANSWERS_AT_ONCE = 1600
 """So many answers are remembered as one, which saves most of the work of merging segments."""
 OPENINGS = 5
+TREES = "trees"
 
 
 @dataclass
@@ -67,9 +70,12 @@ def main() -> None:
     args = _arguments()
     known = facts()
     print_facts(known)
-    results = {}
+    results: dict[str, Any] = {}
     print(f"{'drafter':<10} rounds {'median µs':>9} {'p95 µs':>9} {'worst µs':>9} {'drafted':>8}")
-    for name in args.drafters or CASES:
+    for name in args.drafters or (*CASES, TREES):
+        if name == TREES:
+            results[name] = trees()
+            continue
         with tempfile.TemporaryDirectory() as folder:
             case = CASES[name](Path(folder), args)
             results[name] = case.found | {
@@ -79,6 +85,20 @@ def main() -> None:
             for what, value in case.found.items():
                 print(f"{name:<10} {what}: {value}", flush=True)
     print_json(known | {"load_average_after": facts()["load_average"], "drafters": results})
+
+
+def trees() -> list[dict[str, Any]]:
+    """Median microseconds of a round with 32 nodes."""
+    found = []
+    print(
+        f"{'trees':<12} {'rule':<12} {'propose':>9} {'verify':>9} {'round µs':>9} {'with laws':>9}"
+    )
+    for row in measuring_trees.measure(N_VOCAB):
+        found.append(row)
+        parts = [row["bookkeeping"][part] for part in ("propose", "verify", "round")]
+        figures = " ".join(f"{figure:>9.1f}" for figure in (*parts, row["with laws"]["round"]))
+        print(f"{row['truncation']:<12} {row['rule']:<12} {figures}", flush=True)
+    return found
 
 
 def follow(name: str, kind: str, case: Case, branches: int) -> dict[str, float]:
@@ -249,7 +269,7 @@ CASES: dict[str, Callable[[Path, argparse.Namespace], Case]] = {
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("drafters", nargs="*", choices=[*CASES, []], metavar="DRAFTER")
+    parser.add_argument("drafters", nargs="*", choices=[*CASES, TREES, []], metavar="DRAFTER")
     parser.add_argument("--file", type=Path, help="n-gram file to open instead of training one")
     parser.add_argument("--least", type=float, default=LEAST, help="of the n-gram drafter")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""The small ones of many numbers, without sorting and almost without reading them twice."""
+"""The small or large ones of many numbers, without sorting and almost without a second reading."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,31 @@ class Columns:
         candidates = self._values[near]
         found: IntArray = near[candidates <= _kth(candidates, count)]
         return found
+
+
+def highest(values: FloatArray, count: int) -> IntArray:
+    """Positions, rising, of all values not below the `count`-th largest (at least 1)."""
+    columns = len(values) // _ROWS
+    if count >= len(values):
+        return np.arange(len(values))
+    if count > columns // 4:
+        return (values >= _kth_highest(values, count)).nonzero()[0]
+    table, tail = values[: _ROWS * columns].reshape(_ROWS, columns), values[_ROWS * columns :]
+    maxima = np.maximum.reduce(table, axis=0)
+    bound = _kth_highest(maxima, count)
+    near = (maxima >= bound).nonzero()[0]
+    rows, which = (table[:, near] >= bound).nonzero()
+    found = np.concatenate(
+        (rows * columns + near[which], (tail >= bound).nonzero()[0] + _ROWS * columns)
+    )
+    candidates = values[found]
+    enough: IntArray = found[candidates >= _kth_highest(candidates, count)]
+    return enough
+
+
+def _kth_highest(values: FloatArray, count: int) -> float:
+    edge = len(values) - count
+    return float(values.max() if count == 1 else np.partition(values, edge)[edge])
 
 
 def _kth(values: FloatArray, count: int) -> float:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.sampling.columns import Columns
 from specllama.sampling.columns import FloatArray as FloatArray
 from specllama.sampling.columns import IntArray as IntArray
+from specllama.sampling.columns import highest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class Distribution:
 
     def top(self, count: int) -> list[int]:
         """The `count` most probable tokens, most probable first, ties by rising id."""
-        chosen = Columns(-self.probs).lowest(count)
+        chosen = highest(self.probs, count)
         order = np.lexsort((self.ids[chosen], -self.probs[chosen]))[:count]
         return [int(token) for token in self.ids[chosen[order]]]
 

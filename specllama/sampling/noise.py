@@ -40,13 +40,14 @@ class SharedNoise:
     a coin needs randomness independent of the draft's.
     """
 
-    __slots__ = ("_few", "_key", "_whole")
+    __slots__ = ("_few", "_key", "_scratch", "_whole")
 
     def __init__(self, seed: int) -> None:
         self._key = _mix(seed + _SEED_STEP & _MASK)
         # what was computed lately, by position: a draft's noise is the target's, and its siblings'
         self._few: dict[int, dict[int, float]] = {}
         self._whole: dict[int, FloatArray] = {}
+        self._scratch = np.empty(0)
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
@@ -65,11 +66,17 @@ class SharedNoise:
             return self._children_of_few(law, position, count)
         uniforms = self.uniforms(law.ids, position)
         # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
-        floors = Columns(uniforms / law.probs)
+        floors = Columns(np.divide(uniforms, law.probs, out=self._room(len(uniforms))))
         first = floors.lowest(count)
         bound = float((_exponential(uniforms[first]) / law.probs[first]).max())
         near = floors.not_above(bound)
         return _smallest(law.ids[near], _exponential(uniforms[near]) / law.probs[near], count)
+
+    def _room(self, count: int) -> FloatArray:
+        """Where results of that length may be written: fresh memory costs more than a pass."""
+        if len(self._scratch) < count:
+            self._scratch = np.empty(count)
+        return self._scratch[:count]
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
         """The same in plain Python."""
