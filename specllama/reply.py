@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from specllama.drafters import Drafters
 from specllama.drafting.shapes import FixedShape, Shape, ValueShape
@@ -25,6 +25,7 @@ from specllama.verification import RULES, Rule, choose_rule
 _TREES = frozenset({"tree", "staged-tree"})
 _TREE_NODES = 16
 _TREE_WIDTH = 4
+_TREE_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape | None:
         return FixedShape(params.tree_widths())
     if params.tree == "planned" or (rule.uses_law and params.sampling.temperature > 0):
         return None
-    return ValueShape(nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, params.draft_max))
+    return ValueShape(nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, min(params.draft_max, _TREE_DEPTH)))
 
 
 class _Clock:
@@ -252,26 +253,27 @@ class _Clock:
         self._engine = engine
         self._started = time.perf_counter()
         self._first = self._last = self._started
-        self._first_inside = self._inside = 0.0
+        self._first_inside = self._inside = _Inside(0.0, 0.0)
         self._n_tokens = self._n_counted = 0
 
     def token(self) -> None:
         """A token is out."""
         self._last = time.perf_counter()
         if self._n_tokens == 0:
-            self._first, self._first_inside = self._last, self._engine.seconds_inside()
+            self._first, self._first_inside = self._last, _Inside.of(self._engine)
         self._n_tokens += 1
 
     def round_done(self) -> None:
         """All tokens of a round are out."""
         if self._n_tokens > self._n_counted:
-            self._inside = self._engine.seconds_inside()
+            self._inside = _Inside.of(self._engine)
             self._n_counted = self._n_tokens
 
     def timings(self, load_s: float, n_read: int, read_s: float) -> Timings:
         """The figures, at the end."""
         decode_s = self._last - self._first
-        inside = self._inside - self._first_inside
+        inside = self._inside.all - self._first_inside.all
+        drafting = inside - (self._inside.target - self._first_inside.target)
         decoded = self._n_tokens - 1
         return Timings(
             load_s=load_s,
@@ -280,4 +282,16 @@ class _Clock:
             decode_tok_s=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
             wall_s=time.perf_counter() - self._started,
             overhead_share=max(0.0, 1 - inside / decode_s) if decode_s > 0 else 0.0,
+            draft_share=max(0.0, drafting / decode_s) if decode_s > 0 else 0.0,
         )
+
+
+class _Inside(NamedTuple):
+    """Seconds inside llama.cpp so far."""
+
+    all: float
+    target: float
+
+    @classmethod
+    def of(cls, engine: Engine) -> _Inside:
+        return cls(engine.seconds_inside(), engine.backend.seconds)

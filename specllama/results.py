@@ -53,6 +53,7 @@ class Timings:
         decode_tok_s: tokens per second after the first; None for fewer than two tokens.
         wall_s: the whole call, without loading.
         overhead_share: share of the decode wall time spent outside llama.cpp calls.
+        draft_share: share of it spent in the draft model's.
     """
 
     load_s: float
@@ -61,6 +62,7 @@ class Timings:
     decode_tok_s: float | None
     wall_s: float
     overhead_share: float
+    draft_share: float = 0.0
 
 
 @dataclass(slots=True)

@@ -85,6 +85,12 @@ class TestStreams:
         assert timings.decode_tok_s > 0
         assert 0 <= timings.overhead_share < 1
 
+    def test_the_draft_models_time_is_told_apart(self, decoder: SpeculativeDecoder) -> None:
+        plain = decoder.generate(STORY, params(8, drafter="none")).timings
+        assert plain.draft_share == 0
+        drafted = decoder.generate(STORY, params(8, drafter="model", adaptive=False)).timings
+        assert 0.02 < drafted.draft_share < 1 - drafted.overhead_share
+
     def test_max_tokens(self, decoder: SpeculativeDecoder) -> None:
         for limit in (0, 1, 5):
             result = decoder.generate(COUNT, params(limit))
