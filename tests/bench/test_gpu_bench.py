@@ -1,0 +1,103 @@
+"""scripts/gpu_bench.py: costs, bits at a constant width, and a report that survives its parts."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu_bench
+import numpy as np
+import pytest
+from peers.arms import BASELINE, OURS
+from peers.protocol import PeerError
+
+
+class Card:
+    """A backend whose rows tell how many tokens their batch had, as kernels chosen by size do.
+
+    Attributes:
+        shapes: tokens of each decode.
+    """
+
+    n_seq, n_outputs, n_vocab = 2, 16, 8
+
+    def __init__(self) -> None:
+        self.shapes: list[int] = []
+        self.held = {0: 0, 1: 0}
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> np.ndarray:
+        for place, (seq,) in zip(positions, sequences, strict=True):
+            assert place == self.held[seq]
+            self.held[seq] += 1
+        self.shapes.append(len(tokens))
+        rows = np.array(tokens, np.float32)[:, None] + np.arange(self.n_vocab, dtype=np.float32)
+        return (rows + 1e-3 * (len(tokens) > 1))[np.array(outputs)]
+
+    def truncate(self, seq: int, length: int) -> bool:
+        self.held[seq] = length
+        return True
+
+    def drop(self, seq: int) -> None:
+        self.held[seq] = 0
+
+
+def test_costs_are_measured_at_their_sizes() -> None:
+    card = Card()
+    costs = gpu_bench.batch_costs(card, (1, 3, 99), depth=32)
+    assert set(costs) == {1, 3}  # the context gives no 99 rows
+    assert all(ms > 0 for ms in costs.values())
+    assert card.shapes == [32] + [1] * gpu_bench.N_TIMED + [3] * gpu_bench.N_TIMED
+    assert card.held == {0: 0, 1: 0}
+
+
+def test_a_kernel_chosen_by_size_is_found_out() -> None:
+    card = Card()
+    random = np.random.default_rng(0)
+    assert gpu_bench.ragged_difference(card, 20, 0, random) == pytest.approx(1e-3, rel=0.1)
+    assert gpu_bench.ragged_difference(card, 20, 4, random) == 0.0
+    assert set(card.shapes[-gpu_bench.N_EXACT - 1 :]) <= {4, 20}
+    assert card.held == {0: 0, 1: 0}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    args = argparse.Namespace(
+        out=tmp_path / "out", source=Path("small.gguf"), sizes=["8b"], temps=[0.0], work=tmp_path
+    )
+    return gpu_bench.Bench(args, None)
+
+
+def reply(bench: Any, arm: str, tok_s: float | None, accepted: int = 0, **more: Any) -> None:
+    told = {"tok_s": tok_s, "rounds": 10, "drafted": 20 if accepted else 0, "accepted": accepted}
+    bench.runs.add("8b", arm, "chat-1", "0", **told, **more)
+
+
+def test_the_report(bench: Any) -> None:
+    reply(bench, gpu_bench.PLAIN, 100.0, outside=0.012)
+    reply(bench, OURS, 150.0, 12, outside=0.034)
+    reply(bench, BASELINE, 120.0)
+    reply(bench, "llama-server, draft-simple 3", None)
+    bench.parts["8b: ms a decode"] = {"target": {1: 3.1, 2: 3.3}}
+    with bench.part("8b: arms"):
+        raise PeerError("the card is gone.")
+    page = (bench.args.out / "report.md").read_text()
+    assert "| specllama | 1 | 150.0 | 1.50x | 1.25x | 60% | 2.20 | 3.4% |" in page
+    assert "| llama-server, draft-simple 3 | 0 |  |  |  |  | 1.00 |  |" in page
+    assert "| ms | 3.1 | 3.3 |" in page
+    assert "8b: arms failed: the card is gone." in page
+
+
+def test_a_widening_that_fails_is_told(bench: Any) -> None:
+    with bench.part("8b: widening"):
+        gpu_bench.wait(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
+    assert bench.notes == ["8b: widening failed: it left with 3."]
