@@ -140,7 +140,7 @@ class Program(Peer):
         if told.returncode != 0:
             last = (told.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
             raise PeerError(f"it left with {told.returncode}: {last[:200]}")
-        return read_reply(told.stdout, told.stdout + told.stderr, request)
+        return read_reply(told.stdout, told.stderr, request)
 
     def close(self) -> None:
         pass
@@ -155,7 +155,7 @@ def _sampling_flags(sampling: Sampling) -> list[str]:
 
 
 def read_reply(text: str, log: str, request: Request) -> Reply:
-    """The reply out of what llama-speculative-simple prints, prompt first and figures last.
+    """The reply out of what llama-speculative-simple prints, and its figures out of its log.
 
     Its decode time starts with the prompt's last token, so that all its tokens count.
 
@@ -175,7 +175,7 @@ def read_reply(text: str, log: str, request: Request) -> Reply:
     values = {name: float(match[1]) for name, match in found.items() if match is not None}
     if values["prompt"] != len(request.ids):
         raise PeerError(f"it read {values['prompt']:.0f} tokens, not {len(request.ids)}.")
-    said = re.split(r"\n\n+encoded\s+\d+ tokens", text.partition(request.text)[2])[0]
+    said = text.partition(request.text)[2].rstrip("\n")
     n, accepted, seconds = int(values["n"]), int(values["accepted"]), values["seconds"]
     return Reply(
         text=said,

@@ -20,20 +20,16 @@ from peers.protocol import Files, Peer, PeerError, Reply, Request, Sampling, rat
 from peers.runs import Runs
 
 REQUEST = Request("Hi there", (1, 2, 3), 8, Sampling(0.8), 7)
-PRINTED = """
-
-Hi there, friend
-
-and more
-
-encoded    3 tokens in    0.010 seconds, speed:  300.000 t/s
-decoded   10 tokens in    0.500 seconds, speed:   20.000 t/s
-
-n_draft   = 3
-n_predict = 10
-n_drafted = 12
-n_accept  = 6
-accept    = 50.000%
+PRINTED = "\n\nHi there, friend\n\nand more\n\n\n\n\n"
+LOG = """
+0.00.510.261 I encoded    3 tokens in    0.010 seconds, speed:  300.000 t/s
+0.00.510.262 I decoded   10 tokens in    0.500 seconds, speed:   20.000 t/s
+0.00.510.263 I
+0.00.510.264 I n_draft   = 3
+0.00.510.265 I n_predict = 10
+0.00.510.266 I n_drafted = 12
+0.00.510.267 I n_accept  = 6
+0.00.510.268 I accept    = 50.000%
 """
 
 
@@ -131,20 +127,20 @@ def test_a_wrong_law_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_program_prints_is_read() -> None:
-    reply = read_reply(PRINTED, PRINTED, REQUEST)
+    reply = read_reply(PRINTED, LOG, REQUEST)
     assert reply == Reply(", friend\n\nand more", 10, 20.0, 4, 12, 6)
 
 
 @pytest.mark.parametrize(
-    ("printed", "sentence"),
+    ("log", "sentence"),
     [
-        (PRINTED.replace("encoded    3", "encoded    4"), "it read 4 tokens, not 3"),
+        (LOG.replace("encoded    3", "encoded    4"), "it read 4 tokens, not 3"),
         ("Segmentation fault", "its output lacks prompt, n, seconds, drafted, accepted"),
     ],
 )
-def test_a_program_that_did_something_else_is_noticed(printed: str, sentence: str) -> None:
+def test_a_program_that_did_something_else_is_noticed(log: str, sentence: str) -> None:
     with pytest.raises(PeerError, match=sentence):
-        read_reply(printed, printed, REQUEST)
+        read_reply(PRINTED, log, REQUEST)
 
 
 def test_rates_count_whole_rounds_after_the_first() -> None:
