@@ -115,7 +115,8 @@ class GenerationParams:
             plans them from measurements (Sequoia), "2,2,1" are children per level.
         predict: a text that the reply will probably resemble (a file to be edited).
         copy_input: the prompt itself is such a text (corrections, rewriting).
-        draft_max: the most tokens drafted in a row.
+        draft_max: the most tokens drafted in a row; long blocks are for copies, which the scheduler
+            tells from the rest.
         draft_p_min: stop drafting when the draft's top probability is below this.
         logprobs: tell the log-probability of each token, which costs a pass over the vocabulary.
         top_logprobs: tell those of this many most probable tokens as well.
@@ -134,7 +135,7 @@ class GenerationParams:
     tree: str = "value"
     predict: str = ""
     copy_input: bool = False
-    draft_max: int = 16
+    draft_max: int = 48
     draft_p_min: float = 0.0
     logprobs: bool = True
     top_logprobs: int = 0

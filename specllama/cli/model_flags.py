@@ -93,7 +93,7 @@ class ModelFlags:
         "tree, staged-tree.",
         "--drafter", metavar="NAMES")] = None
     draft_max: Annotated[int | None, _drafting(
-        "Most tokens to draft in a row (16).",
+        "Most tokens to draft in a row (48).",
         "--draft-max", "--num-draft-tokens", metavar="N")] = None
     draft_p_min: Annotated[float | None, _drafting(
         "Stop drafting when the draft's top probability is under P (0 = off).",

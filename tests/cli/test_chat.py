@@ -351,9 +351,9 @@ def test_load_refuses_what_is_no_conversation_and_keeps_the_old_one(
 def test_draft_switches_live(chat: Chat, decoder: FakeDecoder) -> None:
     result = chat("/draft", "/draft off", "a", "/draft on", "b", "/draft 3", "c", "/draft 0", "d")
     assert result.out == (
-        "drafting on: model (fake-draft) + suffix, up to 16 tokens\n"
+        "drafting on: model (fake-draft) + suffix, up to 48 tokens\n"
         "drafting off\none\n"
-        "drafting on: model (fake-draft) + suffix, up to 16 tokens\ntwo\n"
+        "drafting on: model (fake-draft) + suffix, up to 48 tokens\ntwo\n"
         "drafting on: model (fake-draft) + suffix, up to 3 tokens\nthree\n"
         "drafting off\nfour\n"
     )

@@ -128,7 +128,7 @@ def test_config_show(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.code == 0
     rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in result.out.splitlines()}
     assert rows["temp"] == ["0.2", "env SPECLLAMA_TEMP"]
-    assert rows["draft_max"] == ["16", "default"]
+    assert rows["draft_max"] == ["48", "default"]
     assert set(rows) == {"KEY", *settings.KEYS}
     data = json.loads(cli("config", "show", "--json").out)
     assert data["temp"] == {"value": 0.2, "source": "env SPECLLAMA_TEMP"}
