@@ -119,11 +119,15 @@ def device_handle(name: str) -> int | None:
 
 @functools.cache
 def _ggml() -> ctypes.CDLL:
-    """ggml's device functions, which llama-cpp-python does not bind."""
-    load()
-    from llama_cpp._ggml import libggml
+    """ggml's device functions, which llama-cpp-python does not bind.
 
-    library: ctypes.CDLL = libggml
+    They are llama.cpp's own ggml's: `llama_cpp._ggml` ignores LLAMA_CPP_LIB_PATH, and the devices
+    of another copy of ggml mean nothing to it.
+    """
+    bindings = load()
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    library: ctypes.CDLL = load_shared_library("ggml", bindings._base_path)
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]

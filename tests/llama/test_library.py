@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +122,22 @@ def test_describe(llama_cpp: None) -> None:
     assert facts["llama_cpp_python"].startswith("0.3.")
     assert facts["devices"][-1]["name"] == "CPU"
     assert isinstance(facts["repacking_works"], bool)
+
+
+def test_devices_of_the_llama_cpp_that_is_used(llama_cpp: None, tmp_path: Path) -> None:
+    """LLAMA_CPP_LIB_PATH puts another build in the place of the package's own."""
+    from llama_cpp import llama_cpp as bindings
+
+    for file in bindings._base_path.iterdir():
+        shutil.copy2(file, tmp_path / file.name, follow_symlinks=False)
+    code = """
+from specllama.llama.library import devices
+names = [device["name"] for device in devices()]
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libggml.so" in line}
+print(names, *mapped, sep="\\n")
+"""
+    given = os.environ | {"LLAMA_CPP_LIB_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    names, *mapped = done.stdout.splitlines()
+    assert "CPU" in names
+    assert mapped and all(path.startswith(str(tmp_path)) for path in mapped)
