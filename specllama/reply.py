@@ -243,7 +243,9 @@ def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape | None:
         return FixedShape(params.tree_widths())
     if params.tree == "planned" or (rule.uses_law and params.sampling.temperature > 0):
         return None
-    return ValueShape(nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, min(params.draft_max, _TREE_DEPTH)))
+    return ValueShape(
+        nodes=_TREE_NODES, width_=_TREE_WIDTH, depth=max(1, min(params.draft_max, _TREE_DEPTH))
+    )
 
 
 class _Clock:
