@@ -116,11 +116,11 @@ def _options(
     timeout: float,
     host: str,
 ) -> ServerOptions:
-    from specllama.serving.app import ServerOptions
+    from specllama.serving.app import ServerOptions, shown_name
     from specllama.serving.limits import is_loopback
 
     return ServerOptions(
-        name=alias or decoder.target_name,
+        name=alias or shown_name(decoder.target_name),
         params=run.params,
         system=run.system,
         api_key=api_key,

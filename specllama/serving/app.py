@@ -126,6 +126,11 @@ def create_app(decoder: SpeculativeDecoder, pool: Pool, options: ServerOptions) 
     return app
 
 
+def shown_name(name: str) -> str:
+    """What clients see of a model's name: of a path, only the file."""
+    return name.replace("\\", "/").rpartition("/")[2] if name.endswith(".gguf") else name
+
+
 async def _say(request: Request, error: Exception) -> Response:
     return api_error(error).response()
 
@@ -216,7 +221,7 @@ class Api:
             log.debug("fields passed over: %s", ", ".join(body.model_extra))
 
     def _require(self, name: str) -> None:
-        known = {self._options.name, self._decoder.target_name}
+        known = {self._options.name, shown_name(self._decoder.target_name)}
         if name not in known:
             raise ApiError(
                 404,
@@ -278,8 +283,8 @@ class Api:
             "created": 0,
             "owned_by": "specllama",
             "meta": {
-                "target": decoder.target_name,
-                "draft": decoder.draft_name,
+                "target": shown_name(decoder.target_name),
+                "draft": decoder.draft_name and shown_name(decoder.draft_name),
                 "n_vocab": self._vocabulary.size,
                 "n_ctx": decoder.n_ctx,
             },
@@ -309,8 +314,8 @@ class Api:
                 "default_generation_settings": settings,
                 "total_slots": stats.slots,
                 "model_alias": self._options.name,
-                "target": decoder.target_name,
-                "draft": decoder.draft_name,
+                "target": shown_name(decoder.target_name),
+                "draft": decoder.draft_name and shown_name(decoder.draft_name),
                 "drafters": list(decoder.drafters),
                 "chat_template": self._vocabulary.chat_template,
                 "warnings": decoder.warnings,

@@ -128,6 +128,7 @@ class CallReader:
         self.id = f"call_{secrets.token_hex(12)}"
         self.name = ""
         self._held = ""
+        self._begun = False
 
     def push(self, text: str) -> str:
         """The part of the arguments that is certain by now."""
@@ -138,6 +139,9 @@ class CallReader:
                 return ""
             self.name = opening[1]
             self._held = self._held[opening.end() :]
+        if not self._begun:
+            self._held = self._held.lstrip()
+            self._begun = bool(self._held)
         closing = _CLOSING.search(self._held)
         assert closing is not None  # it also matches nothing, at the end
         certain = self._held[: closing.start()]

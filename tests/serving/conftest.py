@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import requests
 
 from specllama.serving.app import ServerOptions
 from tests.serving.fakes import DEFAULT, FakePool, Script, serving
+from tests.serving.real import Server, started
 
 CHAT = {"messages": [{"role": "user", "content": "Say hello."}]}
 
@@ -77,3 +79,14 @@ def client() -> Iterator[Client]:
     pool = FakePool()
     with serving(pool, ServerOptions("fake")) as url:
         yield Client(url, pool)
+
+
+@pytest.fixture(scope="session")
+def real(target_file: Path, draft_file: Path, tmp_path_factory: Any) -> Iterator[Server]:
+    """The built-in pair, served; drafts are always made, whether they pay or not."""
+    home = tmp_path_factory.mktemp("serve")
+    fixed = ("--no-adaptive", "--draft-max", "4", "-c", "1024", "-np", "3")
+    pair = ("-m", str(target_file), "-md", str(draft_file), "--alias", "smol")
+    with started(home, *pair, *fixed) as server:
+        yield server
+        assert server.process.poll() is None, server.log.read_text()
