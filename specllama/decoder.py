@@ -28,6 +28,7 @@ from specllama.options import GenerationParams, ModelOptions
 from specllama.reply import Asked, Reply
 from specllama.results import Generation
 from specllama.sampling.constraint import Constraint
+from specllama.scheduling.table import CostTable
 from specllama.stream import Stream
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
 from specllama.text.schema import to_gbnf
@@ -137,6 +138,11 @@ class SpeculativeDecoder:
     def vocabulary(self) -> Vocabulary:
         """The target's tokens."""
         return self._target.model.vocabulary
+
+    @property
+    def costs(self) -> CostTable:
+        """What decodes cost here, as far as that was measured."""
+        return self._engine.scheduler.table()
 
     @property
     def n_ctx(self) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specllama.bench.runner import Arm, Run
-from specllama.results import SpecStats
+from specllama.results import Reliability, SpecStats
 from specllama.verification import LOSSY_RULES
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
@@ -33,6 +33,14 @@ class Block(NamedTuple):
 
     tokens: int
     at: float
+
+
+class Spent(NamedTuple):
+    """Seconds: in llama.cpp for the target, in llama.cpp for the draft model, and in Python."""
+
+    target: float = 0.0
+    draft: float = 0.0
+    outside: float = 0.0
 
 
 class Ratio(NamedTuple):
@@ -158,9 +166,9 @@ def total_spec(runs: Iterable[Run]) -> SpecStats:
     return total
 
 
-def seconds_per_token(runs: Iterable[Run]) -> tuple[float, float]:
-    """Decode seconds a token (inside llama.cpp, outside), over all tokens of all runs."""
-    inside = outside = 0.0
+def seconds_per_token(runs: Iterable[Run]) -> Spent:
+    """Decode seconds a token, over all tokens of all runs."""
+    target = draft = outside = 0.0
     tokens = 0
     for run in runs:
         timings = run.generation.timings
@@ -169,9 +177,19 @@ def seconds_per_token(runs: Iterable[Run]) -> tuple[float, float]:
         n = len(run.generation.tokens) - 1
         seconds = n / timings.decode_tok_s
         tokens += n
+        draft += seconds * timings.draft_share
         outside += seconds * timings.overhead_share
-        inside += seconds * (1 - timings.overhead_share)
-    return (inside / tokens, outside / tokens) if tokens else (0.0, 0.0)
+        target += seconds * (1 - timings.draft_share - timings.overhead_share)
+    return Spent(*(part / tokens for part in (target, draft, outside))) if tokens else Spent()
+
+
+def calibration_error(reliability: Iterable[Reliability]) -> float | None:
+    """Expected calibration error (Naeini 2015): |predicted - observed|, weighted by tokens."""
+    bins = [entry for entry in reliability if entry.tested]
+    tested = sum(entry.tested for entry in bins)
+    if not tested:
+        return None
+    return sum(abs(entry.predicted - entry.accepted) for entry in bins) / tested
 
 
 def must_agree(run: Run, base: Run) -> bool:

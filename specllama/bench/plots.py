@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specllama.bench.metrics import Ratio
+from specllama.bench.metrics import Ratio, Spent
+from specllama.bench.report import Report
 from specllama.bench.summary import Summary
 from specllama.errors import UsageError
 
@@ -27,6 +28,9 @@ _GREY = "#555555"
 _MARKERS = "osD^vP*Xh<>d"
 _MOST_INTERVALS = 6
 """Arms whose intervals by kind can still be told apart."""
+_FEW_TOKENS = 10
+"""Fewer tested tokens say nothing about a predicted acceptance."""
+_FEW_SIZES = 3
 
 
 def require(file: Path | None = None) -> None:
@@ -50,23 +54,23 @@ def _format(file: Path) -> str:
     return file.suffix.lstrip(".").lower() or "png"
 
 
-def overview(summaries: Sequence[Summary], file: Path) -> None:
+def overview(report: Report, file: Path) -> None:
     """All charts in one file; the suffix of its name is the format.
 
     Raises:
         UsageError: see `require`.
     """
     require(file)
-    drawn = _drawable(summaries)
-    heights = [_height(name, summaries) for name in drawn]
+    drawn = _drawable(report)
+    heights = [_height(name, report.summaries) for name in drawn]
     figure = _figure(11.0, sum(heights))
     rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
     for name, (axes,) in zip(drawn, rows, strict=True):
-        CHARTS[name](axes, summaries)
+        CHARTS[name](axes, report)
     _save(figure, file)
 
 
-def save_all(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+def save_all(report: Report, folder: Path) -> list[Path]:
     """Each chart as PNG and SVG in a folder; the paths.
 
     Raises:
@@ -75,17 +79,18 @@ def save_all(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     require()
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name in _drawable(summaries):
-        figure = _figure(10.0, _height(name, summaries))
-        CHARTS[name](figure.subplots(), summaries)
+    for name in _drawable(report):
+        figure = _figure(10.0, _height(name, report.summaries))
+        CHARTS[name](figure.subplots(), report)
         for suffix in FORMATS:
             files.append(folder / f"{name}.{suffix}")
             _save(figure, files[-1])
     return files
 
 
-def speedup(axes: Axes, summaries: Sequence[Summary]) -> None:
+def speedup(axes: Axes, report: Report) -> None:
     """Speed-up over all prompts with its interval, a row an arm."""
+    summaries = report.summaries
     shown = _compared(summaries)
     for row, summary in enumerate(shown):
         if summary.speedup:
@@ -96,8 +101,9 @@ def speedup(axes: Axes, summaries: Sequence[Summary]) -> None:
     axes.set_title("Speed-up over all prompts (95 % interval)")
 
 
-def kinds(axes: Axes, summaries: Sequence[Summary]) -> None:
+def kinds(axes: Axes, report: Report) -> None:
     """Speed-up by kind: intervals for a few arms, a table in colours for many."""
+    summaries = report.summaries
     shown = _compared(summaries)
     rows = _kinds(shown)
     if len(shown) > _MOST_INTERVALS:
@@ -141,8 +147,9 @@ def _heat(axes: Axes, shown: Sequence[Summary], columns: Sequence[str]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def tokens_per_round(axes: Axes, summaries: Sequence[Summary]) -> None:
+def tokens_per_round(axes: Axes, report: Report) -> None:
     """Mean tokens of a target batch."""
+    summaries = report.summaries
     values = [summary.spec.tokens_per_round for summary in summaries]
     bars = axes.barh(range(len(values)), values, color=_COLORS[0], height=0.65)
     axes.bar_label(bars, [f" {value:.2f}" for value in values])
@@ -152,8 +159,9 @@ def tokens_per_round(axes: Axes, summaries: Sequence[Summary]) -> None:
     axes.set_title("Tokens a round (plain decoding: 1)")
 
 
-def acceptance(axes: Axes, summaries: Sequence[Summary]) -> None:
+def acceptance(axes: Axes, report: Report) -> None:
     """Accepted of tested draft tokens by their place in the draft."""
+    summaries = report.summaries
     shown = [summary for summary in summaries if summary.spec.tested]
     deepest = 1
     for summary in shown:
@@ -174,18 +182,15 @@ def acceptance(axes: Axes, summaries: Sequence[Summary]) -> None:
     _legend(axes)
 
 
-def time_spent(axes: Axes, summaries: Sequence[Summary]) -> None:
-    """Milliseconds of decoding a token, inside llama.cpp and outside."""
+def time_spent(axes: Axes, report: Report) -> None:
+    """Milliseconds of decoding a token: the target's, the draft model's, and outside llama.cpp."""
+    summaries = report.summaries
     left = [0.0] * len(summaries)
-    parts = {
-        "in llama.cpp": [summary.inside * 1000 for summary in summaries],
-        "outside": [summary.outside * 1000 for summary in summaries],
-    }
-    for n, (label, values) in enumerate(parts.items()):
+    for n, part in enumerate(Spent._fields):
+        values = [getattr(summary.spent, part) * 1000 for summary in summaries]
+        label = "outside llama.cpp" if part == "outside" else f"{part} model"
         axes.barh(range(len(values)), values, left=left, color=_color(n), height=0.65, label=label)
         left = [start + value for start, value in zip(left, values, strict=True)]
-    for row, total in enumerate(left):
-        axes.text(total, row, f" {total:.1f}", va="center")
     _arms(axes, summaries)
     axes.set_xlim(0, max(left, default=1.0) * 1.12 or 1.0)
     axes.set_xlabel("milliseconds a token")
@@ -193,22 +198,59 @@ def time_spent(axes: Axes, summaries: Sequence[Summary]) -> None:
     _legend(axes)
 
 
-CHARTS: Mapping[str, Callable[[Axes, Sequence[Summary]], None]] = {
+def reliability(axes: Axes, report: Report) -> None:
+    """Observed acceptance over predicted; the larger a mark, the more tokens are behind it."""
+    axes.plot([0, 1], [0, 1], "--", color=_GREY, linewidth=1)
+    for n, summary in enumerate(report.summaries):
+        bins = [entry for entry in summary.spec.reliability if entry.tested >= _FEW_TOKENS]
+        if bins:
+            predicted = [entry.predicted / entry.tested for entry in bins]
+            observed = [entry.accepted / entry.tested for entry in bins]
+            sizes = [12 + 110 * entry.tested / max(e.tested for e in bins) for entry in bins]
+            axes.plot(predicted, observed, "-", color=_color(n), linewidth=1.2)
+            axes.scatter(predicted, observed, sizes, color=_color(n), marker=_marker(n), alpha=0.8,
+                         clip_on=False, label=summary.arm.name)  # fmt: skip
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted acceptance", ylabel="observed")
+    axes.set_title("Reliability: acceptance predicted and observed (dashed: perfect)")
+    _legend(axes)
+
+
+def costs(axes: Axes, report: Report) -> None:
+    """Milliseconds of a target batch by its tokens; dashed: so many single decodes."""
+    table = report.costs.same if report.costs else {}
+    sizes = sorted(table)
+    times = [table[n] * 1000 for n in sizes]
+    axes.plot(sizes, times, "o-", color=_COLORS[0], markersize=4, linewidth=1.4, label="one batch")
+    axes.plot([0, sizes[-1]], [0, sizes[-1] * times[0]], "--", color=_GREY, linewidth=1,
+              label="one by one")  # fmt: skip
+    axes.set(xlim=(0, sizes[-1] * 1.03), ylim=(0, max(times) * 1.15))
+    axes.set(xlabel="tokens in the batch", ylabel="milliseconds")
+    axes.set_title("What a batch of the target costs")
+    _legend(axes)
+
+
+CHARTS: Mapping[str, Callable[[Axes, Report], None]] = {
     "speedup": speedup,
     "kinds": kinds,
     "tokens_per_round": tokens_per_round,
     "acceptance": acceptance,
     "time": time_spent,
+    "reliability": reliability,
+    "costs": costs,
 }
 
 
-def _drawable(summaries: Sequence[Summary]) -> list[str]:
+def _drawable(report: Report) -> list[str]:
     """The charts there are figures for."""
-    missing = set()
+    summaries, missing = report.summaries, set()
     if not _compared(summaries):
         missing |= {"speedup", "kinds"}
     if not any(summary.spec.tested for summary in summaries):
         missing.add("acceptance")
+    if not any(bin.tested >= _FEW_TOKENS for s in summaries for bin in s.spec.reliability):
+        missing.add("reliability")
+    if report.costs is None or len(report.costs.same) < _FEW_SIZES:
+        missing.add("costs")
     return [name for name in CHARTS if name not in missing]
 
 
@@ -225,8 +267,10 @@ def _height(name: str, summaries: Sequence[Summary]) -> float:
     shown = _compared(summaries)
     if name == "kinds" and len(shown) <= _MOST_INTERVALS:
         return max(3.0, 1.3 + len(_kinds(shown)) * (0.2 + 0.13 * len(shown)))
-    if name == "acceptance":
-        return max(4.0, 1.0 + 0.22 * len(summaries))
+    if name == "costs":
+        return 4.0
+    if name in ("acceptance", "reliability"):
+        return max(4.5 if name == "reliability" else 4.0, 1.0 + 0.22 * len(summaries))
     return 1.3 + 0.32 * len(shown if name in ("speedup", "kinds") else summaries)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from specllama.bench.facts import BUSY
-from specllama.bench.metrics import PERCENTILES, Difference, Ratio
+from specllama.bench.metrics import PERCENTILES, Difference, Ratio, calibration_error
 from specllama.bench.runner import Arm, Run
 from specllama.bench.summary import Summary, interval, summarise, verdicts
+from specllama.results import RELIABILITY_BINS
+from specllama.scheduling.table import CostTable
 
 MAX_DIFFERENCES = 20
 """Differences written out in the Markdown; JSON has all."""
@@ -27,12 +29,14 @@ class Report:
     Attributes:
         facts: about the machine, the files and the settings; plain data.
         notes: a sentence each: arms left out, an interruption.
+        costs: what decodes cost here, as the scheduler knew it at the end.
     """
 
     facts: Mapping[str, Any]
     arms: Sequence[Arm]
     runs: Sequence[Run]
     notes: Sequence[str] = field(default=())
+    costs: CostTable | None = None
 
     @cached_property
     def _summed_up(self) -> tuple[list[Summary], list[Difference]]:
@@ -68,6 +72,7 @@ class Report:
             "verdict": self.verdicts,
             "notes": self.remarks,
             "facts": dict(self.facts),
+            "costs": self.costs.to_dict() if self.costs else None,
             "arms": [summary.to_dict() for summary in self.summaries],
             "differences": [asdict(difference) for difference in self.differences],
         }
@@ -101,6 +106,10 @@ class Report:
             *_section("Rounds", _rounds(self.summaries)),
             *_section("Acceptance by depth", _by_depth(self.summaries)),
             *_section("Acceptance by drafter", _by_source(self.summaries)),
+            *_section("Where the time went", _spent(self.summaries)),
+            *_section("Speed predicted and measured", _forecasts(self.summaries)),
+            *_section("Acceptance predicted and observed", _reliability(self.summaries)),
+            *_section("What a batch of the target costs", _costs(self.costs)),
             *_section("Machine and settings", _facts(self.facts)),
             *_section("How to read it", [_LEGEND]),
         ]
@@ -126,7 +135,8 @@ _LEGEND = (
     "tok/s: decoding only, from the first round on; mean and standard deviation over prompts. "
     "Speed-up: geometric mean over prompts of the ratio on the same prompt, with its 95 % "
     "bootstrap interval. Accepted: draft tokens kept of those tested. Text: same as the arm it is "
-    "compared with, token for token; free: the rule promises only its distribution."
+    "compared with, token for token; free: the rule promises only its distribution. Predicted: "
+    "what the scheduler's cost table and acceptance estimates said before each round."
 )
 
 _MOST_COLUMNS = 4
@@ -286,6 +296,56 @@ def _by_source(summaries: Sequence[Summary]) -> list[str]:
             counts = [str(stats.drafted), str(stats.tested), str(stats.accepted)]
             rows.append([summary.arm.name, name, *counts, _percent(stats.acceptance)])
     return _table(["arm", "drafter", "drafted", "tested", "accepted", "share"], rows, left=2)
+
+
+def _spent(summaries: Sequence[Summary]) -> list[str]:
+    """Milliseconds a token."""
+    rows = [
+        [s.arm.name, *(_milliseconds(seconds) for seconds in s.spent), f"{s.overhead_share:.1%}"]
+        for s in summaries
+        if sum(s.spent)
+    ]
+    return _table(["arm", "target ms a token", "draft", "outside", "outside share"], rows)
+
+
+def _forecasts(summaries: Sequence[Summary]) -> list[str]:
+    """Tokens a second the scheduler expected of its rounds, and what they gave."""
+    rows = []
+    for summary in summaries:
+        forecast = summary.spec.forecast
+        if forecast.error is not None:
+            predicted = forecast.tokens / forecast.seconds
+            measured = forecast.measured_tokens / forecast.measured_s
+            cells = [f"{predicted:.1f}", f"{measured:.1f}", f"{forecast.error:+.1%}"]
+            rows.append([summary.arm.name, str(forecast.rounds), *cells])
+    return _table(["arm", "rounds", "predicted tok/s", "measured", "error"], rows)
+
+
+def _reliability(summaries: Sequence[Summary]) -> list[str]:
+    """Observed acceptance by bins of the predicted one, and its mean error."""
+    rows = []
+    for summary in summaries:
+        error = calibration_error(summary.spec.reliability)
+        if error is not None:
+            observed = (
+                f"{entry.accepted / entry.tested:.0%} of {entry.tested}" if entry.tested else ""
+                for entry in summary.spec.reliability
+            )
+            rows.append([summary.arm.name, f"{error:.1%}", *observed])
+    bins = [f"{n / RELIABILITY_BINS:.0%}+" for n in range(RELIABILITY_BINS)]
+    return _table(["predicted", "error", *bins], rows)
+
+
+def _costs(costs: CostTable | None) -> list[str]:
+    """Milliseconds by tokens of a batch, and beside a single token."""
+    if costs is None or 1 not in costs.same:
+        return []
+    single = costs.same[1]
+    rows = [
+        [str(n), _milliseconds(seconds), f"{seconds / single:.2f}x"]
+        for n, seconds in sorted(costs.same.items())
+    ]
+    return _table(["tokens", "ms", "beside one"], rows, left=0)
 
 
 def _facts(facts: Mapping[str, Any]) -> list[str]:

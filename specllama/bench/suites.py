@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
@@ -16,6 +16,9 @@ PLAIN = "plain"
 
 WITH_DRAFT_MODEL = frozenset({"model", "tree", "staged", "staged-tree"})
 """Drafters that draft nothing without a draft model."""
+
+TREE_DRAFTERS = frozenset({"tree", "staged-tree"})
+"""Drafters that `tree` gives the shape of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Sweep:
     verifies: Sequence[str] = ()
     drafters: Sequence[str] = ()
     draft_maxes: Sequence[int] = ()
+    trees: Sequence[str] = ()
 
     def arms(self) -> list[Arm]:
         """Plain decoding and every combination, temperature by temperature.
@@ -80,8 +84,7 @@ class Sweep:
             rule: dict[str, Any] = {"verify": self.verifies[0]} if self.verifies else {}
             plain = plain_arm(replace(base, **rule), label)
             arms.append(plain)
-            for verify, drafter, draft_max in self._combinations():
-                given = verify | drafter | draft_max
+            for given in self._combinations():
                 name = ", ".join(f"{key.replace('_', '-')} {value}" for key, value in given.items())
                 params = replace(base, **given)
                 arms.append(Arm(_join(name or "drafting", label), params, against=plain.name))
@@ -95,10 +98,10 @@ class Sweep:
         """
         if name not in SUITES:
             raise UsageError(f"Unknown suite {name!r}.", f"Choose from: {', '.join(SUITES)}.")
-        if self.verifies or self.drafters or self.draft_maxes:
+        if self.verifies or self.drafters or self.draft_maxes or self.trees:
             raise UsageError(
                 "A suite brings its own drafters, rules and lengths.",
-                "Leave out --suite, or --drafter, --verify and --draft-max.",
+                "Leave out --suite, or --drafter, --verify, --draft-max and --tree.",
             )
         arms: list[Arm] = []
         notes: list[str] = []
@@ -121,12 +124,17 @@ class Sweep:
             label = f"temp {temp:g}" if len(self.temps) > 1 else ""
             yield replace(self.base, sampling=sampling), label
 
-    def _combinations(self) -> Iterable[tuple[dict[str, Any], ...]]:
-        return product(
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """What is set, by arm; shapes of trees only where a drafter makes trees."""
+        drafters = self.drafters or (["tree"] if self.trees else [])
+        for verify, drafter, draft_max in product(
             [{"verify": verify} for verify in self.verifies] or [{}],
-            [{"drafter": drafter} for drafter in self.drafters] or [{}],
+            [{"drafter": drafter} for drafter in drafters] or [{}],
             [{"draft_max": draft_max} for draft_max in self.draft_maxes] or [{}],
-        )
+        ):
+            trees = self.trees if TREE_DRAFTERS & set(drafter.get("drafter", "").split("+")) else ()
+            for tree in [{"tree": tree} for tree in trees] or [{}]:
+                yield verify | drafter | tree | draft_max
 
 
 def plain_arm(base: GenerationParams, label: str = "") -> Arm:
@@ -156,7 +164,7 @@ def flags(params: GenerationParams) -> str:
     default = GenerationParams()
     parts = [
         f"--{name.replace('_', '-')} {getattr(params, name)}"
-        for name in ("drafter", "draft_max", "draft_p_min", "verify")
+        for name in ("drafter", "tree", "draft_max", "draft_p_min", "verify")
         if getattr(params, name) != getattr(default, name)
     ]
     return " ".join(parts if params.adaptive else [*parts, "--no-adaptive"])

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from specllama.bench import metrics
-from specllama.bench.metrics import Difference, Ratio
+from specllama.bench.metrics import Difference, Ratio, Spent
 from specllama.bench.runner import Arm, Run
 from specllama.bench.suites import flags
 from specllama.results import SpecStats
@@ -27,7 +27,7 @@ class Summary:
         llmperf: LLMPerf's name -> percentiles over the runs.
         per_token, per_round: percentiles 50 and 95 over runs and over all rounds.
         stall: the longest wait between two tokens of any run.
-        inside, outside: decode seconds a token in llama.cpp and in Python.
+        spent: decode seconds a token, and where they went.
     """
 
     arm: Arm
@@ -41,8 +41,7 @@ class Summary:
     per_token: Mapping[str, float]
     per_round: Mapping[str, float]
     stall: float | None
-    inside: float
-    outside: float
+    spent: Spent
     verify: str
     guarantee: str
     text: Text
@@ -50,8 +49,8 @@ class Summary:
     @property
     def overhead_share(self) -> float:
         """Share of the decode time outside llama.cpp."""
-        total = self.inside + self.outside
-        return self.outside / total if total else 0.0
+        total = sum(self.spent)
+        return self.spent.outside / total if total else 0.0
 
     @property
     def drafted_nothing(self) -> bool:
@@ -77,9 +76,10 @@ class Summary:
             "time_per_output_token_s": dict(self.per_token),
             "round_s": dict(self.per_round),
             "longest_stall_s": self.stall,
-            "in_llama_cpp_s_per_token": self.inside,
-            "outside_s_per_token": self.outside,
+            "s_per_token": self.spent._asdict(),
             "overhead_share": self.overhead_share,
+            "calibration_error": metrics.calibration_error(self.spec.reliability),
+            "forecast_error": self.spec.forecast.error,
             "verify": self.verify,
             "guarantee": self.guarantee,
             "text": self.text,
@@ -118,7 +118,6 @@ def _summary(arm: Arm, runs: list[Run], base: list[Run], text: Text) -> Summary:
     for prompt in {run.prompt.id: run.prompt for run in runs}.values():
         if prompt.id in gains:
             kinds.setdefault(prompt.kind, []).append(gains[prompt.id])
-    inside, outside = metrics.seconds_per_token(runs)
     requests = [measures for run in runs if (measures := metrics.llmperf(run))]
     return Summary(
         arm=arm,
@@ -135,8 +134,7 @@ def _summary(arm: Arm, runs: list[Run], base: list[Run], text: Text) -> Summary:
         per_token=_middle_and_tail([metrics.time_per_token(run) for run in runs]),
         per_round=_middle_and_tail([s for run in runs for s in metrics.round_seconds(run)]),
         stall=max((s for run in runs if (s := metrics.longest_stall(run))), default=None),
-        inside=inside,
-        outside=outside,
+        spent=metrics.seconds_per_token(runs),
         verify=runs[0].generation.verify,
         guarantee=runs[0].generation.guarantee,
         text=text,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Format = Literal["md", "json", "jsonl", "csv"]
 T = TypeVar("T")
 
-_SWEPT = ("drafter", "draft_max", "temp", "verify")
+_SWEPT = ("drafter", "tree", "draft_max", "temp", "verify")
 
 
 def _with_swept_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,6 +81,9 @@ SuiteName = Annotated[str | None, typer.Option(
     "--suite", metavar="NAME", help="A fixed set of arms: seeds, the field's named baselines.")]
 Drafters = Annotated[str | None, typer.Option(
     "--drafter", metavar="A,B,…", help="Drafters to compare; A+B is one arm with both.")]
+Trees = Annotated[list[str] | None, typer.Option(
+    "--tree", metavar="SHAPE",
+    help="Shape of trees, to compare: value, planned or as 2,2,1. Repeat.")]
 DraftMaxes = Annotated[str | None, typer.Option(
     "--draft-max", "--num-draft-tokens", metavar="N,N,…",
     help="Most tokens to draft in a round, to compare.")]
@@ -107,6 +110,7 @@ def bench(
     repetitions: Repetitions = 2,
     suite: SuiteName = None,
     drafters: Drafters = None,
+    trees: Trees = None,
     draft_maxes: DraftMaxes = None,
     temps: Temps = None,
     verifies: Verifies = None,
@@ -136,6 +140,7 @@ def bench(
         temps=_numbers("--temp", temps, float),
         verifies=_list(verifies),
         drafters=_list(drafters),
+        trees=trees or (),
         draft_maxes=_numbers("--draft-max", draft_maxes, int),
     )
     sweep.suite(suite, has_draft=True) if suite else sweep.arms()
@@ -165,8 +170,10 @@ def _measure(
         }
         work = bench_work.Work(run, decoders, arms, prompts, repetitions)
         work.do()
+        costs = decoders["target"].costs
     found["load_average_after"] = facts.load_average()
-    return Report(found, work.arms, work.runs, [*notes, *work.notes]), work.interrupted
+    report = Report(found, work.arms, work.runs, [*notes, *work.notes], costs)
+    return report, work.interrupted
 
 
 def _give_out(report: Report, outputs: Outputs) -> None:
@@ -189,7 +196,7 @@ def _give_out(report: Report, outputs: Outputs) -> None:
     if outputs.plot is not None:
         from specllama.bench import plots
 
-        plots.overview(report.summaries, outputs.plot)
+        plots.overview(report, outputs.plot)
         _say_files([outputs.plot])
     if outputs.wandb:
         from specllama.bench import wandb
@@ -206,7 +213,7 @@ def _plots_of(report: Report, folder: Path) -> list[Path]:
     except UsageError as error:
         out.warn(f"No plots in {folder}: {error}")
         return []
-    return plots.save_all(report.summaries, folder)
+    return plots.save_all(report, folder)
 
 
 def _print(report: Report, format: Format) -> None:

@@ -11,6 +11,7 @@ from specllama.bench.runner import Arm, Run
 from specllama.options import GenerationParams
 from specllama.results import Generation, SourceStats, SpecStats, Timings, Usage
 from specllama.sampling.params import SamplingParams
+from specllama.scheduling.table import CostTable
 from tests.cli.fakes import FakeDecoder, FakeStream, OnPrompt, Reply
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -38,6 +39,7 @@ def make_run(
     stats: SpecStats | None = None,
     rate: float | None = 10.0,
     overhead: float = 0.1,
+    draft: float = 0.0,
     repetition: int = 1,
 ) -> Run:
     """A run whose rounds brought `(tokens, when)`; the last token of a round is the target's."""
@@ -50,7 +52,7 @@ def make_run(
         logprobs=[-0.5] * len(ids) if logprobs is None else list(logprobs),
         finish_reason="length",
         usage=Usage(3, len(ids)),
-        timings=Timings(0.0, times[0] if times else 0.0, None, rate, 1.0, overhead),
+        timings=Timings(0.0, times[0] if times else 0.0, None, rate, 1.0, overhead, draft),
         spec=stats or SpecStats(rounds=len(blocks)),
         seed=1,
         verify=verify,
@@ -77,6 +79,7 @@ class BenchDecoder(FakeDecoder):
     plain: Reply = field(default_factory=Reply)
     drafting: Reply = field(default_factory=lambda: Reply(drafted=frozenset({1, 2})))
     interrupt_at: int | None = None
+    costs: CostTable = field(default_factory=CostTable)
     log: list[str] = field(default_factory=list)
     chats: list[tuple[Any, GenerationParams]] = field(default_factory=list)
 

@@ -10,6 +10,7 @@ import pytest
 
 from specllama.bench import metrics
 from specllama.bench.metrics import Block, Difference
+from specllama.results import Reliability
 from tests.bench.fakes import DRAFTING, PLAIN, at_temperature, make_run, spec
 
 
@@ -112,14 +113,21 @@ def test_statistics_add_up() -> None:
     assert total.tokens_per_round == pytest.approx(1.5)
 
 
-def test_time_a_token_inside_and_outside() -> None:
+def test_where_the_time_of_a_token_went() -> None:
     runs = [
-        make_run(blocks=[(1, 0.0)] * 11, rate=10.0, overhead=0.2),
+        make_run(blocks=[(1, 0.0)] * 11, rate=10.0, overhead=0.2, draft=0.4),
         make_run(blocks=[(1, 0.0)] * 31, rate=10.0, overhead=0.0),
         make_run(blocks=[(1, 0.0)], rate=None),
     ]
-    assert metrics.seconds_per_token(runs) == pytest.approx((0.095, 0.005))
-    assert metrics.seconds_per_token([]) == (0.0, 0.0)
+    assert metrics.seconds_per_token(runs) == pytest.approx((0.085, 0.01, 0.005))
+    assert metrics.seconds_per_token([]) == (0.0, 0.0, 0.0)
+
+
+def test_the_calibration_error_weighs_bins_by_their_tokens() -> None:
+    bins = [Reliability(1.0, 10, 3), Reliability(), Reliability(24.0, 30, 15)]
+    assert metrics.calibration_error(bins) == pytest.approx((2 + 9) / 40)
+    assert metrics.calibration_error([Reliability(4.0, 8, 4)]) == 0.0
+    assert metrics.calibration_error([Reliability()]) is None
 
 
 # Texts

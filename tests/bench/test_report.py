@@ -16,6 +16,8 @@ from specllama.bench import plots
 from specllama.bench.report import Report
 from specllama.bench.runner import Arm, Run
 from specllama.errors import UsageError
+from specllama.results import Forecast
+from specllama.scheduling.table import CostTable
 from tests.bench.fakes import DRAFTING, PLAIN, make_run, spec
 
 KINDS = ("chat", "code")
@@ -191,6 +193,42 @@ def test_saved_files_hold_the_same(tmp_path: Path) -> None:
     assert len(files[2].read_text().splitlines()) == 17
 
 
+COSTS = CostTable(same={1: 0.010, 2: 0.011, 4: 0.016, 8: 0.030})
+
+
+def with_predictions() -> Report:
+    """The report of a scheduler that predicted 85 % where 60 % came true, at half the speed."""
+    stats = spec(2, 1, 2)
+    for n in range(5):
+        stats.predict(0.85, n < 3)
+    stats.forecast = Forecast(5, 10.0, 2.0, 10, 1.0)
+    runs = [
+        replace(run, generation=replace(run.generation, spec=stats)) if run.arm.drafts else run
+        for run in report().runs
+    ]
+    return Report(FACTS, report().arms, runs, costs=COSTS)
+
+
+def test_predictions_stand_beside_what_came() -> None:
+    found = with_predictions()
+    text = found.markdown()
+    assert "## Acceptance predicted and observed" in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert r"| fast \| furious | 25.0% | | | | | | | | | 60% of 40 | |" in rows
+    assert r"| fast \| furious | 40 | 5.0 | 10.0 | -50.0% |" in rows
+    assert "| 4 | 16.0 | 1.60x |" in rows
+    data = found.to_dict()
+    assert data["costs"]["same"] == {"1": 0.01, "2": 0.011, "4": 0.016, "8": 0.03}
+    assert data["arms"][1]["calibration_error"] == pytest.approx(0.25)
+    assert data["arms"][1]["forecast_error"] == pytest.approx(-0.5)
+
+
+def test_without_predictions_their_sections_are_left_out() -> None:
+    text = report().markdown()
+    assert "predicted" not in text and "batch of the target" not in text
+    assert report().to_dict()["costs"] is None
+
+
 # Charts
 
 
@@ -201,7 +239,7 @@ def matplotlib() -> None:
 
 @pytest.mark.usefixtures("matplotlib")
 def test_every_chart_is_a_picture(tmp_path: Path) -> None:
-    files = plots.save_all(report().summaries, tmp_path)
+    files = plots.save_all(with_predictions(), tmp_path)
     assert {file.name for file in files} == {
         f"{name}.{suffix}" for name in plots.CHARTS for suffix in ("png", "svg")
     }
@@ -213,7 +251,7 @@ def test_every_chart_is_a_picture(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("matplotlib")
 @pytest.mark.parametrize(("name", "start"), [("all.svg", b"<?xml"), ("all.png", b"\x89PNG")])
 def test_the_overview_is_one_picture(tmp_path: Path, name: str, start: bytes) -> None:
-    plots.overview(report().summaries, tmp_path / name)
+    plots.overview(report(), tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
@@ -222,16 +260,16 @@ def test_many_arms_can_be_drawn(tmp_path: Path) -> None:
     arms = [PLAIN, *(replace(DRAFTING, name=f"arm {n}") for n in range(16))]
     runs = [run for arm in arms for run in runs_of(arm, [1.0, 0.9])]
     del runs[-1]  # not every arm has every kind
-    assert len(plots.save_all(Report(FACTS, arms, runs).summaries, tmp_path)) == 10
+    assert len(plots.save_all(Report(FACTS, arms, runs), tmp_path)) == 10
 
 
 @pytest.mark.usefixtures("matplotlib")
 def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
-    files = plots.save_all(Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])).summaries, tmp_path)
+    files = plots.save_all(Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])), tmp_path)
     assert {file.stem for file in files} == {"tokens_per_round", "time"}
 
 
 @pytest.mark.usefixtures("matplotlib")
 def test_an_unknown_format_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"all\.doc"):
-        plots.overview(report().summaries, tmp_path / "all.doc")
+        plots.overview(report(), tmp_path / "all.doc")

@@ -35,6 +35,19 @@ def test_a_sweep_has_every_combination() -> None:
     ]
 
 
+def test_shapes_are_for_drafters_that_make_trees() -> None:
+    assert names(trees=["value", "2,2,1"]) == [
+        "plain",
+        "drafter tree, tree value",
+        "drafter tree, tree 2,2,1",
+    ]
+    assert names(drafters=["model", "suffix+tree"], trees=["3,1"], draft_maxes=[4]) == [
+        "plain",
+        "drafter model, draft-max 4",
+        "drafter suffix+tree, tree 3,1, draft-max 4",
+    ]
+
+
 def test_each_temperature_has_its_own_baseline() -> None:
     arms = Sweep(BASE, temps=[0.0, 0.8], draft_maxes=[4]).arms()
     assert [arm.name for arm in arms] == [

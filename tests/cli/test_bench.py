@@ -108,6 +108,18 @@ def test_lists_are_swept(bench: Bench) -> None:
     assert arms["draft-max 4, temp 0"]["params"]["sampling"]["temperature"] == 0
 
 
+def test_shapes_of_trees_are_swept(bench: Bench) -> None:
+    result = bench("--tree", "value", "--tree", "2,2,1", "-o", "csv")
+    arms = [row["arm"] for row in csv.DictReader(io.StringIO(result.out)) if row["kind"] == "all"]
+    assert arms == ["plain", "drafter tree, tree value", "drafter tree, tree 2,2,1"]
+
+
+def test_what_decodes_cost_is_told(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.costs.same.update({1: 0.01, 2: 0.0125})
+    rows = [" ".join(line.split()) for line in bench().out.splitlines()]
+    assert "| 2 | 12.5 | 1.25x |" in rows
+
+
 def test_drafters_and_rules_are_swept(bench: Bench) -> None:
     result = bench("--drafter", "model,suffix+model", "--verify", "block", "--json", "-r", "1")
     names = [arm["arm"] for arm in json.loads(result.out)["arms"]]
