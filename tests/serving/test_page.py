@@ -15,6 +15,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from specllama.errors import EngineError
+from specllama.options import GenerationParams
 from specllama.serving import page
 from tests.serving.conftest import Client, Serve
 from tests.serving.fakes import Script
@@ -132,7 +133,8 @@ class TestPage:
         shown = Page(browser, client)
         shown.say("Hello")
         assert shown.wait_for("#error").text == "llama.cpp refused."
-        assert shown.all(".assistant") == [] and shown.find("#message").get_property("value")
+        assert shown.all(".turn") == [], "what failed is not part of the conversation"
+        assert shown.find("#message").get_property("value") == "Hello"
         client.pool.script = Script()
         shown.find("#message").send_keys(Keys.ENTER)
         shown.wait_for(".assistant")
@@ -151,10 +153,27 @@ class TestPage:
         shown.wait_for_end()
         assert shown.find("#models").text.startswith("fake")
 
+    @pytest.mark.parametrize("width", [360, 1000])
+    def test_it_fits(self, browser: webdriver.Chrome, serve: Serve, width: int) -> None:
+        size = {"width": width, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        shown = Page(browser, serve(Script(tokens=(("x" * 500, ""), *WORDS[:200]))))
+        shown.find("summary").click()
+        shown.say("Hello")
+        shown.wait_for(".assistant .drafted")
+        shown.wait_for_end()
+        root = "return [document.documentElement.scrollWidth, innerWidth]"
+        assert browser.execute_script(root) == [width, width]
+        assert shown.find("#send").rect["x"] + shown.find("#send").rect["width"] <= width
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
     def test_settings_are_sent(self, browser: webdriver.Chrome, serve: Serve) -> None:
         client = serve()
         shown = Page(browser, client)
         shown.find("summary").click()
+        assert shown.find("#n-max").get_attribute("placeholder") == str(
+            GenerationParams().draft_max
+        )
         for field, value in (("temperature", "0"), ("max-tokens", "2"), ("n-max", "0")):
             shown.find(f"#{field}").send_keys(value)
         shown.find("#system").send_keys("Be brief.")

@@ -181,7 +181,7 @@ function depthRow({ tested, accepted }, index) {
 async function send(text) {
   fail("");
   messages.push({ role: "user", content: text });
-  show("user", text);
+  const question = show("user", text);
   const turn = show("assistant");
   turn.setAttribute("aria-busy", "true");
   reply = new AbortController();
@@ -193,7 +193,7 @@ async function send(text) {
     else fail(error.message || String(error));
   } finally {
     turn.removeAttribute("aria-busy");
-    keep(turn, text);
+    keep(question, turn);
     reply = null;
     busy(false);
   }
@@ -215,15 +215,16 @@ async function follow(turn, signal) {
 }
 
 // A reply that has said something is part of the conversation; a question without one is not
-function keep(turn, text) {
+function keep(question, turn) {
   const said = [...turn.querySelectorAll("span")].map((span) => span.textContent).join("");
   if (said) {
     messages.push({ role: "assistant", content: said });
     return;
   }
   messages.pop();
+  if (!at("message").value) at("message").value = question.textContent;
+  question.remove();
   turn.remove();
-  if (!at("message").value) at("message").value = text;
 }
 
 async function start() {
@@ -232,10 +233,18 @@ async function start() {
     const { id, meta } = found.data[0];
     model = id;
     at("models").textContent = meta.draft ? `${id} · draft ${meta.draft}` : `${id} · no draft model`;
+    showDefaults((await (await ask("props")).json()).default_generation_settings);
     fail("");
   } catch (error) {
     fail(error.message || String(error));
   }
+}
+
+function showDefaults({ sampling, max_tokens, seed, draft_max }) {
+  at("temperature").placeholder = sampling.temperature;
+  at("max-tokens").placeholder = max_tokens ?? "no limit";
+  at("seed").placeholder = seed ?? "any";
+  at("n-max").placeholder = draft_max;
 }
 
 at("form").addEventListener("submit", async (event) => {
