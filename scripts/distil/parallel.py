@@ -54,7 +54,7 @@ class Ranks:
     def leave(self) -> None:
         """Wait for every rank, then end the group."""
         if self.count > 1:
-            dist.barrier()
+            self.clock(0.0)
             dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
-"""Quantise a draft: llama.cpp for the body, the grid that was trained for a Q4_K head.
+"""Quantise a draft: llama.cpp's types, and for Q4_K the very grid that was trained.
 
-The head was rounded in training (train.fake_quantise).  llama.cpp's own search would choose other
-scales for the same table and move it off that grid, so a Q4_K head is packed here instead.
+The matrices were rounded in training (train.fake_quantise).  llama.cpp's own search would choose
+other scales for the same weights and move them off that grid, so what is to be Q4_K is packed here.
 """
 
 from pathlib import Path
@@ -14,25 +14,21 @@ FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q5_K": 17, "Q4_K": 15, "Q4_0": 2, "F16": 1
 """llama_ftype of a body type (llama.h)."""
 TENSOR_TYPES = {"Q8_0": 8, "Q6_K": 14, "Q5_K": 13, "Q4_K": 12, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 20}
 """ggml_type of a head type (ggml.h)."""
-TABLE = "token_embd.weight"
 
 
 def quantise(source: Path, out: Path, head: str, body: str) -> None:
-    """The head decides the size, the body the quality: 4 bits and 6 or 8 are a good pair."""
+    """The head (the tied embedding) decides most of the size, the body most of the quality."""
     params = llama_cpp.llama_model_quantize_default_params()
-    params.nthread = 1
+    params.nthread, params.pure = 1, True
     params.ftype = FILE_TYPES[body]
     params.token_embedding_type = params.output_tensor_type = TENSOR_TYPES[head]
     llama_cpp.llama_backend_init()
     if llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), params):
         raise RuntimeError(f"llama.cpp could not quantise {source}")
-    if head == "Q4_K":
-        table = _tensor(gguf.GGUFReader(source)).data
-        _tensor(gguf.GGUFReader(out, "r+")).data[:] = pack_q4_k(table.astype(np.float32))
-
-
-def _tensor(reader: gguf.GGUFReader) -> gguf.ReaderTensor:
-    return next(t for t in reader.tensors if t.name == TABLE)
+    exact = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
+    for tensor in gguf.GGUFReader(out, "r+").tensors:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.Q4_K:
+            tensor.data[:] = pack_q4_k(exact[tensor.name].astype(np.float32))
 
 
 def pack_q4_k(table: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -110,31 +111,47 @@ class Batches:
 
     def __init__(self, rows: Rows, size: int) -> None:
         self.rows, self.size = rows, min(size, len(rows))
+        self._chosen = rows.chosen.cpu()
         self._numbers = self._endless()
 
     def _endless(self) -> Iterator[Tensor]:
         while True:
-            order = torch.randperm(len(self.rows), device=self.rows.tokens.device)
+            order = torch.randperm(len(self.rows))
             yield from order[: len(order) // self.size * self.size].split(self.size)
 
     def next(self, chunk: int) -> tuple[Tensor, Tensor, Targets]:
-        """Tokens, flat places of trained positions (a multiple of chunk) and their labels."""
+        """Tokens, flat places of trained positions (a multiple of chunk) and their labels.
+
+        The places are found on the CPU: a GPU would have to finish its work to tell their count.
+        """
         picked = next(self._numbers)
-        places = self.rows.chosen[picked].flatten().nonzero()[:, 0]
+        places = self._chosen[picked].flatten().nonzero()[:, 0]
         if len(places) > chunk:
             places = places[: len(places) // chunk * chunk]
+        picked, places = self._sent(picked), self._sent(places)
         return self.rows.tokens[picked].long(), places, targets_at(self.rows, picked, places)
+
+    def _sent(self, numbers: Tensor) -> Tensor:
+        """On the rows' device, without waiting for it."""
+        device = self.rows.tokens.device
+        if device.type == "cuda":
+            return numbers.pin_memory().to(device, non_blocking=True)
+        return numbers
+
+
+@cache
+def sharpness_on(device: torch.device) -> Tensor:
+    return torch.tensor(SHARPNESS, device=device)
 
 
 def targets_at(rows: Rows, picked: Tensor, places: Tensor) -> Targets:
     """Labels of flat places in the picked rows."""
     length = rows.tokens.shape[1]
     row, column = picked[places // length], places % length
-    sharpness = torch.tensor(SHARPNESS, device=places.device)
     return Targets(
         unpack_ids(rows.ids[row, column]),
         rows.log_probs[row, column].float(),
-        sharpness[rows.heat[row, column].long()][:, None],
+        sharpness_on(places.device)[rows.heat[row, column].long()][:, None],
     )
 
 
