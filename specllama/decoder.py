@@ -18,9 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specllama.calibration import Calibration, first_look
 from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
+from specllama.kept_costs import KeptCosts
 from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
@@ -28,6 +30,7 @@ from specllama.options import GenerationParams, ModelOptions
 from specllama.reply import Asked, Reply
 from specllama.results import Generation
 from specllama.sampling.constraint import Constraint
+from specllama.scheduling.explain import Explanation, explain
 from specllama.scheduling.table import CostTable
 from specllama.stream import Stream
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
@@ -85,6 +88,7 @@ class SpeculativeDecoder:
         self._draft: DraftModel | None = None
         self._open: Stream | None = None
         self._lent = False
+        self._costs = KeptCosts()
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
             self._template = ChatTemplate.of(self._target.model.vocabulary, chat_template)
@@ -168,6 +172,13 @@ class SpeculativeDecoder:
             self._draft.close()
         self._draft = loaded
         self._engine.drafters = self._drafters.all(loaded)
+        files = self._target.model.path, loaded.model.path if loaded else None
+        self.warnings += self._costs.recall(self._engine.scheduler, *files, self.options)
+        if self._costs.table is None and not self._engine.scheduler.costs.known():
+            self._engine.forget()
+            self._engine.scheduler.recall(
+                first_look(self._target.context, loaded.context if loaded else None)
+            )
 
     def forget(self) -> None:
         """Start as if nothing had been said: empty caches, drafters that remember nothing.
@@ -319,6 +330,35 @@ class SpeculativeDecoder:
             self._open.close()
             self._open = None
 
+    def calibration(self, prompts: Sequence[str] = ()) -> Calibration:
+        """Measure what decodes cost here; run it to its end, or as far as you like, and finish it.
+
+        Args:
+            prompts: messages to answer, which teach how often drafts are accepted.
+        """
+        self.forget()
+        return Calibration(
+            self._target,
+            self._draft,
+            self.options,
+            self._engine.scheduler,
+            self._costs,
+            lambda text, params: self.chat([Message("user", text)], params),
+            prompts,
+        )
+
+    def explain(self, generation: Generation, params: GenerationParams) -> Explanation:
+        """Why a generation that has just ended was drafted for as it was."""
+        names = params.drafters()
+        wanted = [drafter for drafter in self._engine.drafters if drafter.name in names]
+        return explain(
+            self._engine.scheduler,
+            generation.spec,
+            costly=[drafter.name for drafter in wanted if not drafter.free],
+            free=[drafter.name for drafter in wanted if drafter.free],
+            temperature=params.sampling.temperature,
+        )
+
     def count_tokens(self, text: str) -> int:
         """How many tokens a text is."""
         return len(self._encode(text))
@@ -344,6 +384,7 @@ class SpeculativeDecoder:
     def close(self) -> None:
         """End an open stream and free both models. Closing twice is fine."""
         self._end_open_stream()
+        self._costs.close()
         if self._draft is not None:
             self._draft.close()
             self._draft = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,6 +162,13 @@ def _context(
         flash_attn="on" if options.exact else options.flash_attn,
         cache_type_k="bf16" if options.exact else options.cache_type_k,
         cache_type_v="bf16" if options.exact else options.cache_type_v,
+    )
+
+
+def exact_context(model: Model, options: ModelOptions) -> Context:
+    """A small context as exact mode has them, to try it out."""
+    return _context(
+        model, replace(options, exact=True, parallel=1), padded(1), options.threads, None
     )
 
 

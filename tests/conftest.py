@@ -5,11 +5,20 @@ from __future__ import annotations
 import gc
 import importlib.util
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specllama.hub import builtin
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests learn about this machine stays out of the user's own folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

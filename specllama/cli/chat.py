@@ -14,6 +14,7 @@ import typer
 from specllama.cli import model_flags
 from specllama.cli.chat_session import ChatSession, Play
 from specllama.cli.commands import is_command, run_command
+from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.errors import report
 from specllama.cli.generate_stats import stats_line
 from specllama.cli.generate_stream import (
@@ -43,6 +44,7 @@ def chat(
         bool | None,
         typer.Option("--stats/--no-stats", help="Figures after each reply (on a terminal: yes)."),
     ] = None,
+    explain: Explain = False,
     *,
     flags: ModelFlags,
 ) -> None:
@@ -57,7 +59,9 @@ def chat(
     with decoder:
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         show_stats = sys.stderr.isatty() if stats is None else stats
-        conversation = Chat(decoder, run, show_stats=show_stats, interactive=interactive)
+        conversation = Chat(
+            decoder, run, show_stats=show_stats, explain=explain, interactive=interactive
+        )
         code = conversation.run(_source(interactive), prompt)
     raise typer.Exit(code)
 
@@ -90,7 +94,13 @@ class Chat:
     """
 
     def __init__(
-        self, decoder: SpeculativeDecoder, run: Run, *, show_stats: bool, interactive: bool
+        self,
+        decoder: SpeculativeDecoder,
+        run: Run,
+        *,
+        show_stats: bool,
+        explain: bool = False,
+        interactive: bool,
     ) -> None:
         self.decoder = decoder
         self.session = ChatSession(decoder, run.params, run.system)
@@ -99,6 +109,7 @@ class Chat:
         self.draft_max = run.params.draft_max or defaults.draft_max
         self._offline: bool = run.settings["offline"]
         self._show_stats = show_stats
+        self._explain = explain
         self._interactive = interactive
         self._left = False
         self._to_edit = ""
@@ -147,6 +158,8 @@ class Chat:
             raise KeyboardInterrupt
         if self._show_stats:
             out.stats(stats_line(generation, self.decoder.n_ctx))
+        if self._explain:
+            say_why(self.decoder.explain(generation, self.session.params))
         if advice := self.session.totals.advice():
             out.hint(advice)
         if self._interactive:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from specllama.cli import model_flags
+from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_prompt import whole_prompt
 from specllama.cli.generate_stats import stats_line
 from specllama.cli.generate_stream import Meter, Start, follow, write_token
@@ -45,6 +46,7 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats", help="Figures on stderr, terminal or not.")
     ] = False,
+    explain: Explain = False,
     *,
     flags: ModelFlags,
 ) -> None:
@@ -64,9 +66,11 @@ def generate(
     with Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
     with decoder:
-        view = _view(decoder, run, jsonl=jsonl, show_draft=show_draft)
+        view = _view(decoder, run, jsonl=jsonl, show_draft=show_draft, explain=explain)
         generation = follow(_start(decoder, run, text, raw=raw), view.token)
         view.end(generation)
+        if explain:
+            say_why(decoder.explain(generation, run.params))
     if stats or sys.stderr.isatty():
         out.stats(stats_line(generation))
     if generation.finish_reason == "cancelled":
@@ -91,11 +95,13 @@ class View(Protocol):
     def end(self, generation: Generation) -> None: ...
 
 
-def _view(decoder: SpeculativeDecoder, run: Run, *, jsonl: bool, show_draft: bool) -> View:
+def _view(
+    decoder: SpeculativeDecoder, run: Run, *, jsonl: bool, show_draft: bool, explain: bool
+) -> View:
     if jsonl:
-        return JsonLines(decoder, run)
+        return JsonLines(decoder, run, explain)
     if out.mode == "json":
-        return Json(decoder, run)
+        return Json(decoder, run, explain)
     return Text(show_draft)
 
 
@@ -119,15 +125,23 @@ class Text:
 class Json:
     """One JSON object at the end."""
 
-    def __init__(self, decoder: SpeculativeDecoder, run: Run) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, run: Run, explain: bool) -> None:
         self._decoder = decoder
         self._run = run
+        self._explain = explain
 
     def token(self, event: StreamEvent) -> None:
         pass
 
     def end(self, generation: Generation) -> None:
-        out.json(as_data(generation, self._decoder, self._run))
+        out.json(self.data(generation))
+
+    def data(self, generation: Generation) -> dict[str, Any]:
+        """What is said at the end."""
+        data = as_data(generation, self._decoder, self._run)
+        if self._explain:
+            data["explain"] = self._decoder.explain(generation, self._run.params).to_dict()
+        return data
 
 
 class JsonLines(Json):
@@ -137,7 +151,7 @@ class JsonLines(Json):
         out.event({"type": "token"} | asdict(event))
 
     def end(self, generation: Generation) -> None:
-        out.event({"type": "done"} | as_data(generation, self._decoder, self._run))
+        out.event({"type": "done"} | self.data(generation))
 
 
 def as_data(generation: Generation, decoder: SpeculativeDecoder, run: Run) -> dict[str, Any]:

@@ -169,6 +169,10 @@ class Context:
             self._rows_address = address
         return self._rows[:count]
 
+    def set_threads(self, single: int, batched: int) -> None:
+        """CPU threads for one token and for more, from the next decode on."""
+        self._lib.llama_set_n_threads(self._handle, single, batched)
+
     def truncate(self, seq: int, length: int) -> bool:
         """Drop the cells of `seq` at positions >= length; False where the memory cannot."""
         return bool(self._lib.llama_memory_seq_rm(self._memory, seq, length, -1))

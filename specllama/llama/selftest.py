@@ -39,3 +39,11 @@ def _company_difference(
     for slot in range(width):
         backend.drop(slot)
     return difference
+
+
+def exact_range(backend: Backend, most: int) -> int:
+    """The largest batch up to `most` such that it and all smaller ones have the bits of singles."""
+    for n_tokens in range(2, most + 1):
+        if batch_difference(backend, n_tokens) > 0.0:
+            return n_tokens - 1
+    return most

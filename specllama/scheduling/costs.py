@@ -79,6 +79,11 @@ class Costs:
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
             (a busy machine, a longer context), until they are measured themselves.
+
+    Attributes:
+        switch_s: what a decode of another size than the one before costs more.
+        previous: the size of the latest decode, 0 for none like it.
+        n_decodes: observed so far.
     """
 
     def __init__(self, kept: CostTable | None = None) -> None:
@@ -90,7 +95,7 @@ class Costs:
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._reading = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
-        self._n_decodes = 0
+        self.n_decodes = 0
         self._view: Seconds | None = None
         self.switch_s = _switch_s(self._kept.same, self._kept.other)
         self.previous = 0
@@ -109,7 +114,7 @@ class Costs:
         expected = self._kept_s(n_tokens, same)
         if believed and expected:
             self._paces.append(seconds / expected)
-        self._n_decodes += 1
+        self.n_decodes += 1
         self._view = None
         self._learn_switch()
         if n_tokens == n_lives:
@@ -134,7 +139,7 @@ class Costs:
             yardstick = self._yardsticks[n_lives]
             if self.stale(n_lives):
                 yardstick.patience = min(2 * yardstick.patience, _LAST_PATIENCE)
-            yardstick.at = self._n_decodes
+            yardstick.at = self.n_decodes
 
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
         """`n_tokens` of a prompt read by the target, and by drafters along with it."""
@@ -176,7 +181,7 @@ class Costs:
         until a measurement agrees with the table.
         """
         yardstick = self._yardsticks[n_lives]
-        return self._n_decodes - yardstick.at > yardstick.patience
+        return self.n_decodes - yardstick.at > yardstick.patience
 
     def steady(self) -> Seconds:
         """Seconds by size, each after a decode of the same size."""

@@ -9,6 +9,7 @@ bears should all of it be refused.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,10 +35,12 @@ _PLAN_NODES = 24
 _PLAN_DEPTH = 8
 _TREE_WIDTH = 4
 _OUTLOOK_AGE = 8
+_OUTLOOK_TOKENS = 16
 _SIZE_AGE = 64
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
 _CLEARLY = 1.02
 _CHEAPER = 0.95
+_MATERIAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,15 @@ class Scheduler:
         self._outlooks.clear()
         self._forget_prices()
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to keep that was not recalled."""
+        return self.costs.changed or any(
+            abs(now.at_depth(0) - next(iter(self._known.get(which, {}).get("depths", ())), -1.0))
+            > _MATERIAL
+            for which, now in self._acceptance.items()
+        )
+
     def table(self) -> CostTable:
         """What is known now, for later sessions."""
         table = self.costs.table()
@@ -213,14 +225,16 @@ class Scheduler:
             name: of a drafter that costs, "" for a free one.
             nodes: the most tokens, `depth` of them in a row.
         """
-        slack = account.slack_s * self.n_live
-        plain = self.batch_s(1)
-        for n in range(1, nodes + 1):
+        slack = account.slack_s * self.n_live + self.batch_s(1)
+
+        def dear(n: int) -> bool:
             looks = min(n, depth) if name else 0
             draft_s = self.costs.draft_s(name, looks, self.n_live, worst=True)
-            if self.worst_s(1 + n) + draft_s - plain > slack:
-                return n - 1
-        return nodes
+            return self.worst_s(1 + n) + draft_s > slack
+
+        if not dear(nodes):
+            return nodes
+        return bisect_left(range(1, nodes + 1), True, key=dear)
 
     def _forget_prices(self) -> None:
         self._memo.clear()
@@ -239,6 +253,7 @@ class Scheduler:
 
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
+        limit = min(limit, _OUTLOOK_TOKENS)
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:

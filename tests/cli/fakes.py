@@ -27,6 +27,20 @@ from specllama.results import (
     Timings,
     Usage,
 )
+from specllama.scheduling.explain import Explanation, explain
+from specllama.scheduling.scheduler import Scheduler
+from specllama.scheduling.table import CostTable
+
+TABLE = CostTable(
+    how="calibrated",
+    date="2026-11-28T12:00",
+    load=0.5,
+    same={1: 0.0118, 2: 0.0199, 4: 0.0313, 8: 0.0541},
+    draft={"model": {1: 0.0017, 4: 0.0066}},
+    prefill=0.004,
+    threads={"plain": 2, "batched": 2},
+    exact_batch=7,
+)
 
 OnPrompt = Callable[[int, int], None]
 DEFAULTS = GenerationParams()
@@ -222,6 +236,17 @@ class FakeDecoder:
             )
         self.drafts.append(None if draft is None else str(draft))
         self.draft_name = None if draft is None else Path(draft).stem
+
+    def explain(self, generation: Generation, params: GenerationParams) -> Explanation:
+        known = Scheduler()
+        known.recall(TABLE)
+        return explain(
+            known,
+            generation.spec,
+            costly=["model"] if params.drafters() else [],
+            free=[],
+            temperature=params.sampling.temperature,
+        )
 
     def close(self) -> None:
         self.closed = True

@@ -1,0 +1,324 @@
+"""Measuring what decodes cost here: what `specllama calibrate` does.
+
+All times are lower medians of several, taken in turns, so that a hiccup of the machine does not
+show in one size only. Work is done in small steps, so that it can be broken off at any time and
+what was measured by then is of use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from specllama.kept_costs import KeptCosts
+from specllama.llama import library
+from specllama.llama.context import Context, default_threads
+from specllama.llama.selftest import exact_range
+from specllama.loading import DraftModel, TargetModel, exact_context
+from specllama.options import GenerationParams, ModelOptions
+from specllama.results import Generation
+from specllama.sampling.params import SamplingParams
+from specllama.scheduling.costs import Typical
+from specllama.scheduling.scheduler import Scheduler
+from specllama.scheduling.table import CostTable, Seconds
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 32, 48, 64)
+_USUAL = 17
+_HOPELESS = 6.0
+_PASSES = 5
+_REPEATS = 3
+_SWEEP_S = 7.0
+_DEPTH = 128
+_LOOKS = 8
+_LOOPS = 6
+_THREAD_BATCH = 8
+_STUCK = 20.0
+_QUICK_S = 0.5
+_EXACT_MOST = 16
+_TOKENS = 32
+_CLEARLY = 0.95
+_FLAGS = {"plain": "-t", "batched": "-tb"}
+_GREEDY = SamplingParams(temperature=0.0)
+
+Generate = Callable[[str, GenerationParams], Generation]
+Progress = tuple[float, str]
+"""(share done 0..1, what is being measured)."""
+
+
+@dataclass(slots=True)
+class Threads:
+    """Seconds by number of threads: of one token, and of a batch of `_THREAD_BATCH`."""
+
+    plain: Seconds = field(default_factory=dict)
+    batched: Seconds = field(default_factory=dict)
+
+    def best(self) -> dict[str, int]:
+        """The fastest counts, empty where only one was tried."""
+        tried = {"plain": self.plain, "batched": self.batched}
+        return {
+            what: min(times, key=lambda n: times[n])
+            for what, times in tried.items()
+            if len(times) > 1
+        }
+
+
+class Calibration:
+    """One calibration of a pair, step by step.
+
+    Args:
+        generate: answers a message with the pair, in real rounds.
+        prompts: to answer; empty leaves acceptance out.
+
+    Attributes:
+        threads: what the thread counts were measured to cost.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        draft: DraftModel | None,
+        options: ModelOptions,
+        scheduler: Scheduler,
+        costs: KeptCosts,
+        generate: Generate,
+        prompts: Sequence[str],
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._options = options
+        self._scheduler = scheduler
+        self._costs = costs
+        self._generate = generate
+        self._prompts = prompts
+        self._same: dict[int, Typical] = defaultdict(Typical)
+        self._other: dict[int, Typical] = defaultdict(Typical)
+        self._looks: dict[int, Typical] = defaultdict(Typical)
+        self._prefill: float | None = None
+        self._exact: int | None = None
+        self.threads = Threads()
+
+    def run(self) -> Iterator[Progress]:
+        """Measure; may be broken off between or within steps (`finish` takes what there is)."""
+        yield 0.0, "reading a prompt"
+        self._clear()
+        self._read_prompt()
+        yield from _part(0.02, 0.40, "batches", self._sweep())
+        yield from _part(0.40, 0.50, "threads", self._try_threads())
+        yield from _part(0.50, 0.60, "drafting", self._draft_in_loop())
+        yield 0.60, "bit-exact range"
+        self._find_exact_range()
+        self._costs.replace(self.table())
+        yield from _part(0.70, 1.0, "acceptance", self._real_rounds())
+        yield 1.0, "done"
+
+    def table(self) -> CostTable:
+        """What was measured so far."""
+        looks = _values(self._looks)
+        return CostTable(
+            how="calibrated",
+            same=_values(self._same),
+            other=_values(self._other),
+            draft={"model": looks} if looks else {},
+            prefill=self._prefill,
+            threads=self.threads.best(),
+            exact_batch=self._exact,
+        )
+
+    def finish(self) -> CostTable:
+        """Free the caches and keep what was measured.
+
+        Raises:
+            OSError: the table cannot be written.
+        """
+        self._clear()
+        table = self.table()
+        if not table.same:
+            return table
+        table = replace(table, acceptance=self._scheduler.table().acceptance)
+        self._costs.replace(table)
+        return self._costs.table or table
+
+    def advice(self) -> list[str]:
+        """Thread counts that were clearly faster than the current ones, a sentence each."""
+        usual = self._options.threads or default_threads()
+        current = {"plain": usual, "batched": self._options.threads_batch or usual}
+        lines = []
+        for what, times in (("plain", self.threads.plain), ("batched", self.threads.batched)):
+            best, now = self.threads.best().get(what), current[what]
+            if best is not None and now in times and times[best] < _CLEARLY * times[now]:
+                share = 1 - times[best] / times[now]
+                lines.append(
+                    f"{_FLAGS[what]} {best} makes {what} decoding {share:.0%} faster than {now}."
+                )
+        return lines
+
+    def _clear(self) -> None:
+        self._target.context.drop(0)
+        if self._draft is not None:
+            self._draft.follower.cache.forget(0)
+            self._draft.context.drop(0)
+
+    def _read_prompt(self) -> None:
+        context = self._target.context
+        if self._draft is not None:
+            _decode(self._draft.context, _DEPTH, 0, outputs=False)
+        self._prefill = _decode(context, _DEPTH, 0, outputs=False) / _DEPTH
+
+    def _sweep(self) -> Iterator[float]:
+        """Seconds of target decodes of each size, after the same size and after another one."""
+        context = self._target.context
+        sizes = [n for n in SIZES if n <= min(context.n_outputs, context.n_batch)]
+        started = time.perf_counter()
+        for number in range(_PASSES):
+            for place, size in enumerate(sizes if number % 2 else sizes[::-1] if number else sizes):
+                self._measure(size)
+                passed = (number + (place + 1) / len(sizes)) / _PASSES
+                yield max(passed, (time.perf_counter() - started) / _SWEEP_S)
+                if number == 0 and self._is_hopeless(size):
+                    sizes = [n for n in sizes if n <= size]
+                    break
+            if time.perf_counter() - started > _SWEEP_S:
+                return
+
+    def _measure(self, size: int) -> None:
+        context = self._target.context
+        for repeat in range(_REPEATS):
+            times = self._same if repeat else self._other
+            times[size].observe(_decode(context, size, _DEPTH))
+
+    def _is_hopeless(self, size: int) -> bool:
+        """Whether larger sizes are of no use: nobody drafts so much at such a price."""
+        costs = _values(self._same)
+        return size >= _USUAL and costs[size] > _HOPELESS * costs[1]
+
+    def _try_threads(self) -> Iterator[float]:
+        """The configured counts again, and others; only where the CPU decodes."""
+        context, options = self._target.context, self._options
+        counts = thread_counts()
+        if len(counts) < 2 or _is_offloaded(options):
+            return
+        usual = options.threads or default_threads()
+        try:
+            for place, count in enumerate(counts):
+                context.set_threads(count, count)
+                if self._is_stuck(_decode(context, 1, _DEPTH)):
+                    continue
+                self.threads.plain[count] = _lower_median(context, 1)
+                self.threads.batched[count] = _lower_median(context, _THREAD_BATCH)
+                yield (place + 1) / len(counts)
+        finally:
+            context.set_threads(usual, options.threads_batch or usual)
+
+    def _is_stuck(self, seconds: float) -> bool:
+        """Threads that wait for each other on a busy machine would take minutes to measure."""
+        return seconds > _STUCK * self._same[1].value
+
+    def _draft_in_loop(self) -> Iterator[float]:
+        """Seconds of 1, 2, ... looks in a row, each row after a target decode as in a round."""
+        if self._draft is None:
+            return
+        for loop in range(_LOOPS):
+            _decode(self._target.context, 1, _DEPTH)
+            total = 0.0
+            for look in range(1, _LOOKS + 1):
+                total += _decode(self._draft.context, 1, _DEPTH + look - 1, keep=True)
+                self._looks[look].observe(total)
+            _rewind(self._draft.context, _DEPTH)
+            yield (loop + 1) / _LOOPS
+
+    def _find_exact_range(self) -> None:
+        """In the configuration of `--exact`, whatever the current one is."""
+        self._clear()
+        if self._options.exact:
+            self._exact = exact_range(self._target.context, _EXACT_MOST)
+            return
+        context = exact_context(self._target.model, self._options)
+        try:
+            self._exact = exact_range(context, _EXACT_MOST)
+        finally:
+            context.close()
+
+    def _real_rounds(self) -> Iterator[float]:
+        """Drafts of fixed length, so that acceptance is known before anything hangs on it."""
+        if self._draft is None or not self._prompts:
+            return
+        usual = GenerationParams(
+            max_tokens=_TOKENS, drafter="model", draft_max=3, adaptive=False, logprobs=False
+        )
+        runs = [
+            (prompt, replace(usual, sampling=sampling, seed=1))
+            for prompt in self._prompts
+            for sampling in (_GREEDY, SamplingParams())
+        ]
+        for place, (prompt, params) in enumerate(runs):
+            self._generate(prompt, params)
+            yield (place + 1) / len(runs)
+
+
+def first_look(target: Context, draft: Context | None) -> CostTable:
+    """A handful of decodes, so that a first request need not risk its budget to learn of these.
+
+    Takes as long as ten tokens, or less where tokens are slow.
+    """
+    same: Seconds = {}
+    for size in (1, 2):
+        if size == 1 or same[1] < _QUICK_S:
+            same[size] = min(_decode(target, size, 0) for _ in range(2))
+    costs = {"model": {1: min(_decode(draft, 1, 0) for _ in range(2))}} if draft else {}
+    return CostTable(same=same, draft=costs)
+
+
+def thread_counts() -> list[int]:
+    """1, 2, 4, ... and the cores this process may use."""
+    cores = default_threads()
+    return sorted({cores, *(1 << n for n in range(cores.bit_length()) if 1 << n <= cores)})
+
+
+def _is_offloaded(options: ModelOptions) -> bool:
+    names = [device["name"] for device in library.devices()]
+    return options.gpu_layers != 0 and any(not name.startswith("CPU") for name in names)
+
+
+def _part(start: float, end: float, label: str, steps: Iterator[float]) -> Iterator[Progress]:
+    yield start, label
+    for share in steps:
+        yield start + min(1.0, share) * (end - start), label
+
+
+def _values(times: dict[int, Typical]) -> Seconds:
+    return {n: typical.value for n, typical in sorted(times.items()) if typical.count}
+
+
+def _lower_median(context: Context, size: int) -> float:
+    times = Typical()
+    for _ in range(_REPEATS):
+        times.observe(_decode(context, size, _DEPTH))
+    return times.value
+
+
+def _decode(
+    context: Context, size: int, start: int, *, outputs: bool = True, keep: bool = False
+) -> float:
+    """Seconds of one decode behind `start` tokens of sequence 0, which it leaves as they were.
+
+    Args:
+        outputs: ask for the logits of all tokens.
+        keep: leave the decoded tokens in the cache (a prompt always stays).
+    """
+    held = context.length(0)
+    first = min(start, held)
+    tokens = [(7 * (first + place) + 11) % context.n_vocab for place in range(size)]
+    started = time.perf_counter()
+    context.decode(tokens, range(first, first + size), [(0,)] * size, [outputs] * size)
+    seconds = time.perf_counter() - started
+    if outputs and not keep:
+        _rewind(context, first)
+    return seconds
+
+
+def _rewind(context: Context, length: int) -> None:
+    """Drop what is behind `length` tokens; all of it where the memory cannot stop there."""
+    if not context.truncate(0, length):
+        context.drop(0)

@@ -1,0 +1,171 @@
+"""Why the scheduler did what it did, in words for people and as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specllama.results import SpecStats
+from specllama.scheduling.costs import Costs
+from specllama.scheduling.scheduler import BUDGET_S, BUDGET_SHARE, Scheduler, kind
+from specllama.scheduling.table import CostTable
+
+_LENGTHS = (1, 2, 3, 4, 6, 8)
+_NOTABLE = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What one drafter was expected to bring.
+
+    Attributes:
+        token_share: seconds of a drafted token as a share of a plain one.
+        acceptance: of its first token in a round.
+        speeds: by tokens drafted a round, times the speed of plain decoding.
+        best: the best it can do, stopping where its own confidence says so.
+    """
+
+    name: str
+    token_share: float
+    acceptance: float
+    speeds: dict[int, float]
+    best: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is expected to be faster than plain decoding."""
+        return self.best > 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What was known, what was expected of it, and what was done.
+
+    Attributes:
+        lines: the same in sentences.
+    """
+
+    table: CostTable
+    prospects: list[Prospect] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "text": self.lines,
+            "costs": self.table.to_dict(),
+            "drafters": [asdict(p) | {"pays": p.pays} for p in self.prospects],
+            "budget": {"share": BUDGET_SHARE, "seconds": BUDGET_S},
+        }
+
+
+def explain(
+    scheduler: Scheduler,
+    stats: SpecStats,
+    *,
+    costly: Sequence[str],
+    free: Sequence[str],
+    temperature: float,
+) -> Explanation:
+    """Explain a generation that has just ended.
+
+    Args:
+        costly, free: names of the drafters that were asked for: with a model, and without.
+    """
+    table = scheduler.table()
+    if not scheduler.costs.known():
+        line = "Too few tokens to learn what decodes cost here, so it decoded plainly."
+        return Explanation(table, [], [line])
+    prospects = [_prospect(scheduler, name, temperature) for name in costly]
+    lines = [_batches(scheduler.costs)]
+    lines += [_of_drafter(prospect, prospect.name in stats.by_source) for prospect in prospects]
+    if not costly and not free:
+        lines.append("No drafter was asked for, so it decoded plainly.")
+    lines += [*_of_free(free, stats), _done(stats), *_forecast(stats)]
+    return Explanation(table, prospects, lines)
+
+
+def _prospect(scheduler: Scheduler, name: str, temperature: float) -> Prospect:
+    plain = scheduler.batch_s(1)
+    acceptance = scheduler.acceptance(name, temperature)
+    survival, tokens, speeds = 1.0, 1.0, {}
+    for length in range(1, max(_LENGTHS) + 1):
+        survival *= acceptance.at_depth(length - 1)
+        tokens += survival
+        seconds = scheduler.batch_s(1 + length) + scheduler.draft_s(name, length)
+        speeds[length] = round(tokens * plain / seconds, 3)
+    best = scheduler.chain_outlook(name, kind(name, temperature), max(_LENGTHS)).rate * plain
+    return Prospect(
+        name=name,
+        token_share=round(scheduler.draft_s(name, 4) / 4 / plain, 3),
+        acceptance=round(acceptance.at_depth(0), 3),
+        speeds={length: speeds[length] for length in _LENGTHS},
+        best=round(max(best, *speeds.values()), 3),
+    )
+
+
+def _batches(costs: Costs) -> str:
+    one = costs.target_s(1)
+    known = [n for n in _NOTABLE if costs.measured(n)]
+    if not known:
+        return f"A single token takes {1000 * one:.1f} ms here; no batch was measured yet."
+    first, *rest = (f"{n} costs {costs.target_s(n) / one:.2f}" for n in known)
+    said = ", ".join([f"A batch of {first} single tokens here", *(f"one of {n}" for n in rest)])
+    if costs.switch_s:
+        said += f"; another size than the one before costs {1000 * costs.switch_s:.1f} ms more"
+    return f"{said}. (A single token takes {1000 * one:.1f} ms.)"
+
+
+def _of_drafter(prospect: Prospect, used: bool) -> str:
+    if not prospect.token_share:
+        return f"{prospect.name} was not tried yet: a first try must not lose more than the budget."
+    best = max(prospect.speeds, key=lambda length: prospect.speeds[length])
+    said = (
+        f"A token drafted by {prospect.name} costs {prospect.token_share:.2f} of a plain one, and "
+        f"the first of a round is accepted {prospect.acceptance:.0%} of the time: drafting "
+        f"{_tokens(best)} would give {prospect.speeds[best]:.2f} x plain"
+    )
+    if prospect.pays and prospect.speeds[best] <= 1.0:
+        said += f", but {prospect.best:.2f} x if it drafts where it is sure"
+    if prospect.pays and used:
+        return f"{said}: so it drafted."
+    if prospect.pays:
+        return f"{said}: worth it, but refused drafts could have cost more than the budget so far."
+    return f"{said}, so it decoded plainly, but for a rare try whether that is still so."
+
+
+def _of_free(names: Sequence[str], stats: SpecStats) -> list[str]:
+    used = [f"{n} ({_share(stats, n)})" for n in names if n in stats.by_source]
+    if used:
+        return [f"Drafting without a model costs only its verification: {', '.join(used)}."]
+    return [f"Nothing to copy was found by {', '.join(names)}."] if names else []
+
+
+def _share(stats: SpecStats, name: str) -> str:
+    source = stats.by_source[name]
+    return f"{source.accepted} of {source.drafted} accepted"
+
+
+def _done(stats: SpecStats) -> str:
+    rounds = stats.rounds
+    return (
+        f"In {rounds} round{'' if rounds == 1 else 's'} {_tokens(stats.drafted)} "
+        f"{'was' if stats.drafted == 1 else 'were'} drafted and {stats.accepted} accepted: "
+        f"{stats.tokens_per_round:.2f} tokens a round."
+    )
+
+
+def _forecast(stats: SpecStats) -> list[str]:
+    forecast, error = stats.forecast, stats.forecast.error
+    if error is None:
+        return []
+    return [
+        f"Expected {forecast.tokens / forecast.seconds:.1f} tokens/s, measured "
+        f"{forecast.measured_tokens / forecast.measured_s:.1f} ({error:+.0%}). A reply may lose "
+        f"{BUDGET_SHARE:.0%} and {1000 * BUDGET_S:.0f} ms to drafting; then it goes on plainly."
+    ]
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" if count == 1 else f"{count} tokens"

@@ -1,0 +1,125 @@
+"""`specllama calibrate` and `--explain`: what people and programs get to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from specllama.calibration import Threads
+from specllama.cli import model_flags
+from specllama.cli.cost_view import bar, table_lines
+from specllama.scheduling.table import CostTable
+from tests.cli.conftest import Result
+from tests.cli.fakes import TABLE, FakeDecoder, run_with
+from tests.cli.fakes import Result as Said
+
+Cli = Callable[..., Result]
+
+
+@dataclass
+class FakeCalibration:
+    """Measures nothing; breaks off after so many steps."""
+
+    steps: int = 3
+    interrupt_after: int | None = None
+    threads: Threads = field(
+        default_factory=lambda: Threads({1: 0.02, 2: 0.012}, {1: 0.1, 2: 0.06})
+    )
+    finished: int = 0
+
+    def run(self) -> Iterator[tuple[float, str]]:
+        for step in range(self.steps):
+            if step == self.interrupt_after:
+                raise KeyboardInterrupt
+            yield step / self.steps, "batches"
+
+    def finish(self) -> CostTable:
+        self.finished += 1
+        return CostTable() if self.interrupt_after == 0 else TABLE
+
+    def advice(self) -> list[str]:
+        return ["-t 2 makes plain decoding 40% faster than 1."]
+
+
+@pytest.fixture
+def calibrate(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    def invoke(calibration: FakeCalibration, *args: str) -> Result:
+        decoder = FakeDecoder()
+        decoder.calibration = lambda prompts: calibration  # type: ignore[attr-defined]
+        monkeypatch.setattr(model_flags, "open_decoder", lambda run, on_progress=None: decoder)
+        result = cli("calibrate", *args)
+        assert decoder.closed
+        return result
+
+    return invoke
+
+
+def test_prints_the_table_and_what_to_use(calibrate: Callable[..., Result]) -> None:
+    result = calibrate(FakeCalibration())
+    assert result.code == 0
+    assert "fake-135m with fake-draft: calibrated 2026-11-28 12:00, load average 0.5" in result.out
+    assert "     2   19.90      1.69" in result.out
+    assert "bit-exact with --exact: batches of up to 7 tokens" in result.out
+    assert "-t 2 makes plain decoding 40% faster than 1." in result.err
+
+
+def test_json(calibrate: Callable[..., Result]) -> None:
+    data = json.loads(calibrate(FakeCalibration(), "--json").out)
+    assert data["table"] == TABLE.to_dict()
+    assert data["threads_tried"]["plain"] == {"1": 0.02, "2": 0.012}
+
+
+def test_ctrl_c_keeps_and_prints_what_there_is(calibrate: Callable[..., Result]) -> None:
+    calibration = FakeCalibration(interrupt_after=1)
+    result = calibrate(calibration)
+    assert result.code == 130
+    assert calibration.finished == 1
+    assert "19.90" in result.out
+
+
+def test_ctrl_c_before_anything(calibrate: Callable[..., Result]) -> None:
+    result = calibrate(FakeCalibration(interrupt_after=0))
+    assert (result.code, result.out) == (130, "")
+    assert "before anything was measured" in result.err
+
+
+def test_an_empty_table_is_no_lines() -> None:
+    assert table_lines(CostTable()) == []
+
+
+def test_costs_after_another_size_have_their_column() -> None:
+    lines = table_lines(CostTable(same={1: 0.003, 2: 0.0032}, other={1: 0.0044}))
+    assert "changed" in lines[0]
+    assert "4.40" in lines[1]
+    assert "4.40" not in lines[2]
+
+
+def test_bars() -> None:
+    assert [bar(share, 2) for share in (0.0, 0.25, 0.5, 1.0)] == ["", "▌", "█", "██"]
+
+
+class TestExplain:
+    @pytest.fixture
+    def say(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+        return lambda *args, **where: run_with(monkeypatch, FakeDecoder(), *args, **where)
+
+    def test_generate(self, say: Callable[..., Said]) -> None:
+        result = say("generate", "Hi", "--explain")
+        assert result.out == "Hello, world.\n"
+        assert "A batch of 2 costs 1.69 single tokens here" in result.err
+        assert "drafting 1 token would give" in result.err
+
+    def test_generate_json(self, say: Callable[..., Said]) -> None:
+        data = json.loads(say("generate", "Hi", "--explain", "--json").out)["explain"]
+        assert data["costs"]["same"]["1"] == 0.0118
+        assert data["drafters"][0]["name"] == "model"
+        assert "A batch of 2 costs" in data["text"][0]
+        assert "explain" not in json.loads(say("generate", "Hi", "--json").out)
+
+    def test_chat(self, say: Callable[..., Said]) -> None:
+        result = say("chat", "--explain", stdin="Hi\n")
+        assert "A batch of 2 costs" in result.err
+        assert "A batch of 2 costs" not in result.out

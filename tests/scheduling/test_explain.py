@@ -1,0 +1,66 @@
+"""What people are told about the scheduler's choices."""
+
+from __future__ import annotations
+
+from specllama.results import Forecast, SourceStats, SpecStats
+from specllama.scheduling.acceptance import Step
+from specllama.scheduling.explain import Explanation, explain
+from specllama.scheduling.scheduler import Scheduler
+from specllama.scheduling.table import CostTable
+
+AVX2 = {1: 0.0118, 2: 0.0199, 4: 0.0313, 8: 0.0541}
+"""The costs of docs/log.md: two tokens 1.68 as much as one."""
+
+
+def told(same: dict[int, float], *, good: bool = True, free: tuple[str, ...] = ()) -> Explanation:
+    known = Scheduler()
+    known.recall(CostTable(same=same, draft={"model": {1: 0.0017, 4: 0.0066}}))
+    for number in range(300):
+        rank = 0 if number % 7 < 5 and good else None
+        known.acceptance("model").observe([Step(rank, 1)], [], n_nodes=1)
+    stats = SpecStats(rounds=20, drafted=7, tested=6, accepted=5)
+    stats.by_source["model"] = SourceStats(3, 3, 3)
+    stats.by_source["suffix"] = SourceStats(4, 3, 2)
+    stats.forecast = Forecast(20, 25.0, 0.25, 25, 0.2475)
+    return explain(known, stats, costly=["model"], free=free, temperature=0.0)
+
+
+def test_why_it_decoded_plainly() -> None:
+    text = " ".join(told(AVX2).lines)
+    assert "A batch of 2 costs 1.69 single tokens here, one of 4 costs 2.65, one of" in text
+    assert "costs 0.14 of a plain one" in text
+    assert "drafting 1 token would give 0.9" in text
+    assert "so it decoded plainly" in text
+
+
+def test_why_it_drafted() -> None:
+    explanation = told({1: 0.0118, 2: 0.0125, 4: 0.0135, 8: 0.016})
+    assert explanation.prospects[0].pays
+    assert any(line.endswith(": so it drafted.") for line in explanation.lines)
+
+
+def test_what_came_of_it() -> None:
+    lines = told(AVX2, free=("suffix", "text")).lines
+    assert any("suffix (2 of 4 accepted)" in line for line in lines)
+    assert "In 20 rounds 7 tokens were drafted and 5 accepted: 1.25 tokens a round." in lines
+    assert any("Expected 100.0 tokens/s, measured 101.0 (-1%)" in line for line in lines)
+
+
+def test_nothing_to_copy() -> None:
+    lines = told(AVX2, free=("text",)).lines
+    assert "Nothing to copy was found by text." in lines
+
+
+def test_before_anything_is_known() -> None:
+    lines = explain(Scheduler(), SpecStats(), costly=[], free=[], temperature=0.0).lines
+    assert len(lines) == 1
+    assert "Too few tokens" in lines[0]
+
+
+def test_changing_the_size_is_told() -> None:
+    same = {n: 0.003 + 0.0003 * n for n in (1, 2, 4, 8)}
+    known = Scheduler()
+    known.recall(CostTable(same=same, other={n: s + 0.0018 for n, s in same.items()}))
+    lines = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0).lines
+    assert "another size than the one before costs 1.8 ms more" in lines[0]
+    assert "No drafter was asked for, so it decoded plainly." in lines

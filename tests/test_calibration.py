@@ -1,0 +1,112 @@
+"""Calibrating, keeping and recalling costs with the built-in pair: what a session leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from specllama import SpeculativeDecoder
+from specllama.calibration import Threads
+from specllama.kept_costs import place_of, tables
+from specllama.options import GenerationParams, ModelOptions
+from specllama.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.model
+
+OPTIONS = ModelOptions(n_ctx=512, threads=1)
+GREEDY = GenerationParams(max_tokens=40, sampling=SamplingParams(temperature=0.0))
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def small(draft_file: Path, tmp_path: Path) -> Path:
+    """A copy of the draft, which stands in for a target: quick, and ours to change."""
+    return Path(shutil.copy(draft_file, tmp_path / "small.gguf"))
+
+
+def kept(model: Path) -> dict[str, object]:
+    data = json.loads(tables().path(place_of(model, None, OPTIONS)).read_text())
+    table: dict[str, object] = data["table"]
+    return table
+
+
+def test_a_session_leaves_its_costs_to_the_next(small: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        assert decoder.warnings == [w for w in decoder.warnings if "cost table" not in w]
+        decoder.generate("Once upon a time", GREEDY)
+    table = kept(small)
+    assert table["how"] == "learned"
+    same = table["same"]
+    assert isinstance(same, dict)
+    assert 0.0 < same["1"] < 10.0
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        assert decoder.engine.scheduler.costs.known()
+        assert not any("cost table" in warning for warning in decoder.warnings)
+
+
+def test_a_short_session_leaves_nothing(small: Path, own_home: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        decoder.generate("Once", GenerationParams(max_tokens=4))
+    assert not (own_home / "costs").exists()
+
+
+def test_a_model_swapped_under_its_name_is_told_once(small: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        decoder.generate("Once upon a time", GREEDY)
+    os.utime(small, (1, 1))
+    for told in (1, 0):
+        with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+            warned = [w for w in decoder.warnings if "another target file" in w]
+            assert len(warned) == told
+            decoder.generate("Once upon a time", GREEDY)
+
+
+def test_a_folder_that_cannot_be_written_stops_nobody(small: Path, own_home: Path) -> None:
+    own_home.mkdir()
+    (own_home / "costs").write_text("a file where the folder should be")
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        decoder.generate("Once upon a time", GREEDY)
+
+
+def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        calibration = decoder.calibration()
+        list(islice(calibration.run(), 8))
+        table = calibration.finish()
+        assert table.how == "calibrated"
+        assert 4 < len(table.same) < 10
+        assert decoder.engine.scheduler.costs.measured(2)
+        assert decoder.generate("Once", GREEDY).tokens
+    assert kept(small)["how"] == "calibrated"
+
+
+def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:
+    options = ModelOptions(n_ctx=512, threads=1)
+    with SpeculativeDecoder(small, draft_file, options=options) as decoder:
+        expected = decoder.generate("Once upon a time", GREEDY).tokens
+        calibration = decoder.calibration(["Say hello."])
+        shares = [share for share, _ in calibration.run()]
+        assert shares == sorted(shares)
+        table = calibration.finish()
+        assert set(range(1, 9)) <= table.same.keys()
+        assert table.same.keys() == table.other.keys()
+        assert set(range(1, 9)) == table.draft["model"].keys()
+        assert table.prefill is not None
+        assert table.exact_batch is not None
+        assert "model, greedy" in table.acceptance
+        assert decoder.generate("Once upon a time", GREEDY).tokens == expected
+
+
+def test_the_fastest_thread_counts() -> None:
+    threads = Threads({1: 0.02, 2: 0.012, 4: 0.05}, {1: 0.1})
+    assert threads.best() == {"plain": 2}
