@@ -22,6 +22,9 @@ KEEP_ALIVE_S = 30
 GRACE_S = 5.0
 """Replies under way at the first Ctrl-C have so long to end; a second Ctrl-C ends them at once."""
 
+TOLD_S = 1.0
+"""How long the clients of cancelled replies may take to read that they were cancelled."""
+
 
 class ImpatientProtocol(H11Protocol):
     """Closes connections whose request's headers do not come."""
@@ -75,10 +78,16 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, let replies end for GRACE_S seconds, then cancel them."""
+        """Take no more connections, let replies end for GRACE_S seconds, then cancel them.
+
+        A second Ctrl-C cancels them at once; either way their clients are told.
+        """
         closing = asyncio.create_task(self._close_pool_later())
         try:
             await super().shutdown(sockets)
+            if self.force_exit and self.server_state.tasks:
+                await asyncio.to_thread(self._pool.close)
+                await asyncio.wait(self.server_state.tasks, timeout=TOLD_S)
         finally:
             closing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
