@@ -85,9 +85,10 @@ class Server(uvicorn.Server):
         closing = asyncio.create_task(self._close_pool_later())
         try:
             await super().shutdown(sockets)
-            if self.force_exit and self.server_state.tasks:
+            if self.force_exit:
                 await asyncio.to_thread(self._pool.close)
-                await asyncio.wait(self.server_state.tasks, timeout=TOLD_S)
+                if waiting := set(self.server_state.tasks):
+                    await asyncio.wait(waiting, timeout=TOLD_S)
         finally:
             closing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specllama.errors import EngineError
-from specllama.sampling.chain import Sampler, largest, logprob
+from specllama.sampling.chain import Sampler, largest, logprob, top_logprobs
 from specllama.sampling.params import SamplingParams
 
 NEUTRAL = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
@@ -230,6 +230,16 @@ def test_logprob_is_the_log_softmax(logits: np.ndarray) -> None:
     expected = np.log(softmax(logits))
     for token in {0, len(logits) // 2, len(logits) - 1}:
         assert logprob(logits, token) == pytest.approx(expected[token], abs=2e-5)
+
+
+@pytest.mark.parametrize("count", [1, 5, 400])
+def test_top_logprobs_are_the_likeliest_tokens_falling(count: int) -> None:
+    logits = np.random.default_rng(5).normal(0.0, 2.0, 300).astype(np.float32)
+    logits[7] = logits[190] = 9.0
+    found = top_logprobs(logits, count)
+    expected = sorted(range(300), key=lambda token: (-logits[token], token))[:count]
+    assert [token for token, _ in found] == expected
+    assert [value for _, value in found] == [logprob(logits, token) for token in expected]
 
 
 def test_logprob_of_a_large_vocabulary_is_accurate() -> None:
