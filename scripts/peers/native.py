@@ -135,7 +135,8 @@ class Program(Peer):
         prompt = ["--no-escape", "-p", request.text, "-n", str(request.n), "-s", str(request.seed)]
         told = subprocess.run(
             [self._program, *flags, *sampling, *prompt],
-            capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL,
+            capture_output=True, encoding="utf-8", errors="replace",  # cut in mid-character
+            timeout=ASK_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if told.returncode != 0:
             last = (told.stderr.strip().splitlines() or ["(it said nothing)"])[-1]
