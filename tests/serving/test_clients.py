@@ -223,3 +223,27 @@ def test_the_same_seed_says_the_same_with_and_without_drafts(client: openai.Open
         for extra in ({}, {"speculative.n_max": 0}, {"num_draft_tokens": 2})
     }
     assert len(texts) == 1
+
+
+def test_bad_requests_disturb_nobody(client: openai.OpenAI, real: Server) -> None:
+    """A stream goes on, token for token, while others fail and leave."""
+    asked: Any = {"model": "smol", "messages": ASK, "max_tokens": 32, "temperature": 0}
+    extra = {"extra_body": {"speculative.n_max": 0}}
+    alone = client.chat.completions.create(**asked, **extra).choices[0].message.content
+    parts = client.chat.completions.create(**asked, **extra, stream=True)
+    text = next(parts).choices[0].delta.content or ""
+    bad: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "schema": {"type": "x"}}},
+        {"grammar": "root ::= ("},
+        {"messages": [{"role": "user", "content": "word " * 3000}]},
+        {"logit_bias": {"99999999": 1}},
+        {"temperature": -1},
+    ]
+    for fields in bad:
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="smol", messages=ASK, extra_body=fields)
+    left = client.chat.completions.create(**asked, stream=True)
+    next(left)
+    left.close()
+    text += "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert text == alone
