@@ -21,10 +21,13 @@ if TYPE_CHECKING:
         SpecllamaError,
         UsageError,
     )
-    from specllama.options import GenerationParams, ModelOptions
+    from specllama.options import BeamParams, GenerationParams, ModelOptions
     from specllama.pool import Pool, Ticket
     from specllama.results import (
+        BeamResult,
+        BeamStats,
         Generation,
+        Hypothesis,
         SourceStats,
         SpecStats,
         StreamEvent,
@@ -38,11 +41,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BeamParams": "options",
+    "BeamResult": "results",
+    "BeamStats": "results",
     "ContextFull": "errors",
     "EngineError": "errors",
     "Generation": "results",
     "GenerationParams": "options",
     "HubError": "errors",
+    "Hypothesis": "results",
     "Message": "text.chat",
     "ModelError": "errors",
     "ModelNotFound": "errors",
@@ -67,11 +74,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamParams",
+    "BeamResult",
+    "BeamStats",
     "ContextFull",
     "EngineError",
     "Generation",
     "GenerationParams",
     "HubError",
+    "Hypothesis",
     "Message",
     "ModelError",
     "ModelNotFound",

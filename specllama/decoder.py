@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specllama.beams import BeamSearcher, OnStep
 from specllama.calibration import Calibration, first_look
 from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
@@ -26,9 +27,9 @@ from specllama.kept_costs import KeptCosts
 from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
-from specllama.options import GenerationParams, ModelOptions
+from specllama.options import BeamParams, GenerationParams, ModelOptions
 from specllama.reply import Asked, Reply
-from specllama.results import Generation
+from specllama.results import BeamResult, Generation
 from specllama.sampling.constraint import Constraint
 from specllama.scheduling.explain import Explanation, explain
 from specllama.scheduling.table import CostTable
@@ -297,6 +298,57 @@ class SpeculativeDecoder:
             load_s=load_s,
         )
         return Reply(self._engine, self._drafters, self.vocabulary, asked)
+
+    def beam_search(
+        self,
+        prompt: str | Sequence[int],
+        params: BeamParams | None = None,
+        *,
+        on_prompt: Progress | None = None,
+        on_step: OnStep | None = None,
+    ) -> BeamResult:
+        """The most probable continuations of a text (or token ids), by speculative beam search.
+
+        They are those of plain beam search with the target, with the same scores; a draft model
+        only saves target batches.
+
+        Args:
+            on_prompt: called with (tokens done, tokens in all) while a long prompt is read.
+            on_step: called with the steps taken so far.
+
+        Raises:
+            UsageError: an empty prompt, ids outside the vocabulary, more beams than there is room
+                for, or a model whose memory cannot branch.
+            ContextFull: the prompt does not fit.
+        """
+        ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        return self._searcher().search(
+            ids, params or BeamParams(), at_start=False, on_prompt=on_prompt, on_step=on_step
+        )
+
+    def beam_search_chat(
+        self,
+        messages: Sequence[Message],
+        params: BeamParams | None = None,
+        *,
+        on_prompt: Progress | None = None,
+        on_step: OnStep | None = None,
+    ) -> BeamResult:
+        """The most probable replies to a conversation. See `beam_search` and `stream_chat`."""
+        if not messages:
+            raise UsageError("The conversation is empty.", "Give at least one message.")
+        return self._searcher().search(
+            self._chat_ids(messages),
+            params or BeamParams(),
+            at_start=True,
+            on_prompt=on_prompt,
+            on_step=on_step,
+        )
+
+    def _searcher(self) -> BeamSearcher:
+        self._end_open_stream()
+        follower = self._draft.follower if self._draft is not None else None
+        return BeamSearcher(self._engine, self.vocabulary, follower, self._drafters.recycle)
 
     def _constraint(self, params: GenerationParams) -> Constraint | None:
         """What a reply may say, None for anything."""

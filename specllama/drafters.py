@@ -35,6 +35,7 @@ class Drafters:
 
     Attributes:
         warnings: one sentence each.
+        recycle: the one that is always at hand.
     """
 
     def __init__(self, target: TargetModel, options: ModelOptions) -> None:
@@ -50,7 +51,8 @@ class Drafters:
             self._free.append(self._store)
         if self._ngrams is not None:
             self._free.append(NgramDrafter(self._ngrams, self._is_end))
-        self._free.append(RecycleDrafter(target.model.n_vocab))
+        self.recycle = RecycleDrafter(target.model.n_vocab)
+        self._free.append(self.recycle)
 
     def _open_ngrams(self, path: str | Path | None) -> NgramFile | None:
         if path is None:

@@ -199,6 +199,43 @@ class GenerationParams:
         return AUTO_DRAFTERS if self.drafter == "auto" else tuple(self.drafter.split("+"))
 
 
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How beam search goes. It has no randomness, and no settings of the sampling chain.
+
+    Attributes:
+        width: beams that live at once.
+        n_best: hypotheses to return, at most `width`; None returns `width`.
+        max_tokens: the most tokens of a hypothesis, an end token included; None goes on until
+            `width` hypotheses have ended or the context is full.
+        length_penalty: a hypothesis of n tokens (an end token included) has the score
+            logprob / n ** length_penalty.
+        early_stopping: stop at `width` finished hypotheses, even if a live beam could still become
+            better than one of them.
+        drafter: "auto" (the draft model, without one "recycle"), "model", "recycle", or "none".
+        draft_max: the most levels of a drafted tree.
+    """
+
+    width: int = 4
+    n_best: int | None = None
+    max_tokens: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    drafter: str = "auto"
+    draft_max: int = 16
+
+    def __post_init__(self) -> None:
+        _at_least("width", self.width, 1)
+        if self.n_best is not None and not 1 <= self.n_best <= self.width:
+            raise UsageError(f"n_best must be between 1 and {self.width}, not {self.n_best}.")
+        if self.max_tokens is not None:
+            _at_least("max_tokens", self.max_tokens, 1)
+        if not -10.0 <= self.length_penalty <= 10.0:
+            raise UsageError(f"length_penalty must be from -10 to 10, not {self.length_penalty}.")
+        _at_least("draft_max", self.draft_max, 0)
+        _one_of("drafter", self.drafter, ("auto", "model", "recycle", "none"))
+
+
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise UsageError(f"{name} must be at least {low}, not {value}.")

@@ -237,3 +237,50 @@ class Generation:
     verify: str
     guarantee: str
     lossless: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A continuation that beam search found.
+
+    Attributes:
+        text: the continuation.
+        tokens: its ids, without an end token.
+        score: what hypotheses are ranked by, see `BeamParams.length_penalty`.
+        logprob: natural log-probability under the target's own softmax, that of an end token
+            included.
+        finish_reason: "stop" where the target ended it.
+    """
+
+    text: str
+    tokens: list[int]
+    score: float
+    logprob: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStats:
+    """Work of one beam search.
+
+    Attributes:
+        steps: steps of the search; plain beam search takes a target batch for each.
+        batches, draft_batches: decodes of the target (prompt not counted) and of the draft model.
+        drafted, used: nodes of drafted trees, and those of them that became beams.
+    """
+
+    steps: int
+    batches: int
+    draft_batches: int
+    drafted: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeamResult:
+    """What beam search found, the best hypothesis first; `wall_s` is the whole call in seconds."""
+
+    hypotheses: list[Hypothesis]
+    usage: Usage
+    stats: BeamStats
+    wall_s: float

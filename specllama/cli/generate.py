@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from specllama.cli import model_flags
+from specllama.cli import generate_beams, model_flags
 from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_prompt import whole_prompt
 from specllama.cli.generate_stats import stats_line
@@ -47,6 +47,10 @@ def generate(
         bool, typer.Option("--stats", help="Figures on stderr, terminal or not.")
     ] = False,
     explain: Explain = False,
+    beams: generate_beams.Width = None,
+    n_best: generate_beams.NBest = None,
+    length_penalty: generate_beams.LengthPenalty = None,
+    early_stopping: generate_beams.EarlyStopping = False,
     *,
     flags: ModelFlags,
 ) -> None:
@@ -61,6 +65,10 @@ def generate(
     run = model_flags.resolve(flags)
     if raw and run.system:
         raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
+    beam = generate_beams.BeamFlags(beams, n_best, length_penalty, early_stopping)
+    beam.check(flags, jsonl=jsonl, show_draft=show_draft, explain=explain)
+    if (search := beam.params(run)) is not None:
+        return generate_beams.search(run, search, text, raw=raw, stats=stats)
     shows_logprobs = jsonl or out.mode == "json"
     run = replace(run, params=replace(run.params, logprobs=shows_logprobs))
     with Meter() as meter:

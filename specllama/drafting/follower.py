@@ -114,9 +114,17 @@ class Follower:
             self.cache.record(key, run)
         return list(rows)
 
+    def knows(self, token: int) -> bool:
+        """Whether an id means the same to draft and target."""
+        return token < self._n_shared and token not in self._never
+
+    def shared(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The part of a row of logits whose ids may mean the same to the target."""
+        return row[: self._n_shared]
+
     def law(self, want: Want, row: NDArray[np.float32], path: Sequence[int]) -> Distribution | None:
         """The law of the next draft token, over ids that mean the same to the target."""
-        law = want.law(row[: self._n_shared], path)
+        law = want.law(self.shared(row), path)
         if law is None or not len(self._never):
             return law
         foreign = np.isin(law.ids, self._never, assume_unique=True)

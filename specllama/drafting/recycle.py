@@ -75,6 +75,10 @@ class RecycleDrafter(Drafter):
                 lists[number] = self._list(tokens[-1])
         return Proposal(tuple(tokens), tuple(parents), (None,) * (len(tokens) + 1), self.name)
 
+    def successors(self, token: int) -> list[int]:
+        """What the target last thought of after a token, best first."""
+        return [token for token in self._list(token) if token != UNKNOWN]
+
     def _list(self, token: int) -> list[int]:
         successors: list[int] = self._successors[token].tolist()
         return successors

@@ -124,6 +124,39 @@ class Engine:
         self._live[key] = live
         return live
 
+    def hold(self, ids: Ids[int], on_prompt: Progress | None = None) -> int:
+        """Read a prompt, all but its last token, into an idle slot without starting a sequence.
+
+        Returns:
+            The slot; `spare` ids are for branches of it, until the next call of anything here.
+
+        Raises:
+            UsageError, ContextFull: as `add`.
+            EngineError: no room, or llama.cpp refused.
+        """
+        self.check(ids)
+        key = self._choose_slot(ids)
+        self._rewind_drafters(key, _common(self._history[key], ids))
+        self._history[key] = list(ids)
+        try:
+            held = first = self.cache.share_prefix(key, ids[:-1])
+            if not self.cache.make_room(len(ids) - held, [*self._live, key]):
+                raise EngineError("The KV cache has no room for this prompt.")
+            while held < len(ids) - 1:
+                held = min(held + self.backend.n_batch, len(ids) - 1)
+                self.cache.fill(key, ids[:held])
+                if on_prompt is not None:
+                    on_prompt(held - first, len(ids) - 1 - first)
+        except BaseException:
+            self.cache.repair(key)
+            raise
+        return key
+
+    @property
+    def spare(self) -> range:
+        """Sequence ids of the backend that belong to no slot."""
+        return self._spare
+
     def check(self, ids: Ids[int]) -> None:
         """Raise what `add` would raise for such a prompt."""
         if not ids:
@@ -154,8 +187,8 @@ class Engine:
         An exception (also Ctrl-C) leaves the caches and ids of those that were not through as they
         were before the round; the events of those that were come with the next round's.
         """
-        self._end_finished()
-        lives = [live for live in self._live.values() if only is None or live in only]
+        lives = [live for live in self._live.values() if live.finish is None]
+        lives = [live for live in lives if only is None or live in only]
         try:
             ready = self._with_room(self._read(lives))
             if ready:
@@ -297,7 +330,7 @@ class Engine:
             [live for live, _ in group],
             [plan.proposal for _, plan in group],
             self._spare,
-            size=self.scheduler.padded(n_tokens),
+            size=self.scheduler.size_for(n_tokens),
             linear=self._linear,
         )
 

@@ -1,0 +1,159 @@
+"""A tree of continuations of one text in a KV cache: paths that share what they have in common.
+
+A path is a chain of nodes below the text's last token (the root). Each path in the cache has a
+sequence id that holds all of it, the text included; cells are shared through forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.llama.cache import TokenCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A token on a path.
+
+    Attributes:
+        depth: tokens below the root; 0 is the root, the last token of the text.
+        children: the nodes right below, by token.
+    """
+
+    token: int
+    parent: Node | None
+    depth: int
+    children: dict[int, Node]
+
+    @classmethod
+    def root(cls, token: int) -> Node:
+        """The last token of a text."""
+        return cls(token, None, 0, {})
+
+    def child(self, token: int) -> Node:
+        """The node of a token right below; there is one for each."""
+        if token not in self.children:
+            self.children[token] = Node(token, self, self.depth + 1, {})
+        return self.children[token]
+
+    def path(self) -> list[int]:
+        """The tokens from below the root down to this one."""
+        tokens: list[int] = []
+        node = self
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tokens[::-1]
+
+
+class Branches:
+    """Which nodes a cache holds.
+
+    Args:
+        key: a sequence that holds the text before the root, and nothing else.
+        spare: sequence ids for the paths.
+
+    Attributes:
+        n_before: tokens before the root.
+    """
+
+    def __init__(self, cache: TokenCache, key: int, spare: Sequence[int]) -> None:
+        self._cache = cache
+        self._backend = cache.backend
+        self._key = key
+        self._spare = spare
+        self._free = list(spare)
+        self._homes: dict[Node, int] = {}
+        self.n_before = cache.length(key)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._homes
+
+    @property
+    def n_free(self) -> int:
+        """How many more paths there may be."""
+        return len(self._free)
+
+    def missing(self, node: Node) -> list[Node]:
+        """The nodes of a path that are not held, from the top."""
+        nodes: list[Node] = []
+        here: Node | None = node
+        while here is not None and here not in self._homes:
+            nodes.append(here)
+            here = here.parent
+        return nodes[::-1]
+
+    def make_room(self, n_nodes: int) -> bool:
+        """Whether so many nodes fit beside those that are held; idle sequences give way."""
+        return self._cache.make_room(len(self._homes) + n_nodes, (self._key,))
+
+    def decode(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
+        """Put nodes into the cache and get the logits after each.
+
+        Args:
+            nodes: parents before children; every parent is held or among them. Each leaf takes a
+                free id.
+
+        Returns:
+            float32 [len(nodes), n_vocab], a view as `Backend.decode` gives it.
+        """
+        inner = {node.parent for node in nodes}
+        ids: dict[Node, list[int]] = {node: [] for node in nodes}
+        for leaf in nodes:
+            if leaf not in inner:
+                self._fork_for(leaf, ids)
+        rows = self._backend.decode(
+            [node.token for node in nodes],
+            [self.n_before + node.depth for node in nodes],
+            [tuple(ids[node]) for node in nodes],
+            [True] * len(nodes),
+        )
+        self._homes.update((node, ids[node][0]) for node in nodes)
+        return rows
+
+    def _fork_for(self, leaf: Node, ids: dict[Node, list[int]]) -> None:
+        """Give a path a sequence id, which holds what of it is in the cache."""
+        fresh = self._free.pop()
+        node: Node | None = leaf
+        while node is not None and node in ids:
+            ids[node].append(fresh)
+            node = node.parent
+        self._backend.fork(self._key if node is None else self._homes[node], fresh)
+        self._backend.truncate(fresh, self.n_before + (0 if node is None else node.depth + 1))
+
+    def keep(self, tips: Sequence[Node]) -> None:
+        """Hold nothing but the paths down to these nodes, as far as they are held."""
+        homes: dict[Node, int] = {}
+        held = {self._lowest_held(tip) for tip in tips} - {None}
+        for tip in sorted(held, key=lambda node: -node.depth):
+            if tip in homes:
+                continue
+            home = self._homes[tip]
+            self._backend.truncate(home, self.n_before + tip.depth + 1)
+            node: Node | None = tip
+            while node is not None and node not in homes:
+                homes[node] = home
+                node = node.parent
+        kept = set(homes.values())
+        for seq in self._spare:
+            if seq not in kept and seq not in self._free:
+                self._backend.drop(seq)
+        self._homes = homes
+        self._free = [seq for seq in self._spare if seq not in kept]
+
+    def _lowest_held(self, node: Node) -> Node | None:
+        here: Node | None = node
+        while here is not None and here not in self._homes:
+            here = here.parent
+        return here
+
+    def close(self) -> None:
+        """Leave nothing but the text; also after a decode that was broken off."""
+        for seq in self._spare:
+            self._backend.drop(seq)
+        self._homes = {}
+        self._free = list(self._spare)
