@@ -14,6 +14,7 @@ run or fail are told in the report; the others go on.
 import argparse
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -286,6 +287,7 @@ def _peers(args: argparse.Namespace, notes: list[str]) -> list[Peer]:
 
 def main() -> int:
     """Build, measure and report; the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # close the servers then, too
     args = _arguments()
     runs = Runs(args.runs, _setting(args))
     notes: list[str] = []
