@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from distil.prompts import make_prompts
+
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
 from specllama.bench.prompts import builtin
 from specllama.text.chat import Message
