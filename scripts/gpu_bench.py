@@ -55,6 +55,8 @@ N_TIMED = 9
 WIDTHS = (0, 2, 4, 8)
 MOST_UNFILLED = 4
 N_EXACT = 40
+FLAGS = ("-ngl 99 -ngld 99", "-ngl 99 -ngld 0", "--exact", "--exact --drafter none")
+FLAGS_ASKED = "Name the three laws of robotics."
 ON_ONE_CARD = 20e9
 """Bytes of a target that fits onto the card several times."""
 
@@ -152,14 +154,15 @@ def wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def take_turns(bench: Bench, size: str, peers: Sequence[Peer], until: float) -> None:
-    """Every arm on every question, in time; the order turns round with each question."""
+    """Every arm on every question, in time; the order turns round with each prompt."""
     opened = Open(peers, lambda arm, why: bench.notes.append(f"{size}, {arm}: {why}"))
     try:
         for peer in peers:
             if opened.ready(peer):
                 peer.ask(bench.asked.warm_up)
         for number, question in enumerate(bench.asked.questions):
-            for peer in peers if number % 2 else peers[::-1]:
+            turn = number // len(bench.args.temps)
+            for peer in peers[::-1] if turn % 2 else peers:
                 if bench.seconds > until:
                     bench.notes.append(f"{size}: no time left at {question.id}.")
                     return
@@ -298,14 +301,21 @@ def _decode_filled(
 
 def check_flags(bench: Bench, size: str) -> None:
     """specllama's own command line on the card: all layers, some layers, and exact mode."""
-    models = ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
-    asked = ["-n", "48", "--temp", "0", "--json", "-p", "The three laws of robotics are"]
-    for flags in (["-ngl", "99", "-ngld", "99"], ["-ngl", "99", "-ngld", "0"],
-                  ["--exact"], ["--exact", "--drafter", "none"]):  # fmt: skip
-        command = [sys.executable, "-m", "specllama", "generate", *models, *flags, *asked]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        told = done.stdout[-3000:] if done.returncode == 0 else done.stderr[-600:]
-        bench.parts[f"{size}: generate {' '.join(flags)}"] = told.strip()
+    found = bench.parts.setdefault(f"{size}: specllama generate", {})
+    for flags in FLAGS:
+        command = [sys.executable, "-m", "specllama", "generate", *flags.split()]
+        command += ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
+        command += ["-t", str(bench.args.threads), "-n", "64", "--temp", "0", "--json", FLAGS_ASKED]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired:
+            found[flags] = "no answer within 60 s"
+            continue
+        if done.returncode == 0:
+            told = json.loads(done.stdout)
+            found[flags] = {key: told.get(key) for key in ("text", "timings", "warnings")}
+        else:
+            found[flags] = done.stderr[-600:]
 
 
 def simple(bench: Bench, size: str) -> None:
@@ -347,9 +357,11 @@ def run(bench: Bench) -> None:
     writers = {size: widening(bench, size) for size in others}
     extras: tuple[Callable[[Bench, str], None], ...] = (measure_exactness, check_flags, simple)
     for extra in extras:
-        if bench.seconds < total * (0.65 if others else 1.0):
-            with bench.part(f"{first}: {extra.__name__}"):
-                extra(bench, first)
+        if bench.seconds > total * (0.65 if others else 1.0):
+            bench.notes.append(f"{first}: no time left for {extra.__name__}.")
+            continue
+        with bench.part(f"{first}: {extra.__name__}"):
+            extra(bench, first)
     for size, writer in writers.items():
         with bench.part(f"{size}: widening"):
             wait(writer)
