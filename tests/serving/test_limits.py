@@ -37,21 +37,22 @@ def request(body: object, path: str = "/v1/chat/completions") -> bytes:
 
 
 class TestKey:
-    @pytest.mark.parametrize("header", ["Bearer k€y", "bearer k€y"])
-    def test_the_right_one_is_let_in(self, serve: Serve, header: str) -> None:
+    def test_the_right_one_is_let_in(self, serve: Serve) -> None:
         client = serve(api_key="k€y")
-        sent = {"authorization": header.encode()}
-        assert client.get("/v1/models", headers=sent).ok
-        assert client.post("/v1/chat/completions", CHAT, headers=sent).ok
+        for header in ("Bearer k€y", "bearer k€y"):
+            sent = {"authorization": header.encode()}
+            assert client.get("/v1/models", headers=sent).ok
+            assert client.post("/v1/chat/completions", CHAT, headers=sent).ok
 
-    @pytest.mark.parametrize("header", [None, "Bearer", "Bearer ke", "Basic key", "Bearer keyy"])
-    def test_others_are_not(self, serve: Serve, header: str | None) -> None:
+    def test_others_are_not(self, serve: Serve) -> None:
         client = serve(api_key="key")
-        sent = {} if header is None else {"authorization": header}
-        for path in ("/v1/models", "/metrics", "/props", "/openapi.json", "/nothing"):
-            response = client.get(path, headers=sent)
-            assert response.status_code == 401 and error_of(response)["code"] == "invalid_api_key"
-        assert client.post("/v1/chat/completions", CHAT, headers=sent).status_code == 401
+        headers = ({"authorization": value} for value in ("", "Bearer", "Bearer ke", "Basic key"))
+        for sent in ({}, *headers, {"authorization": "Bearer keyy"}):
+            for path in ("/v1/models", "/metrics", "/props", "/openapi.json", "/nothing"):
+                response = client.get(path, headers=sent)
+                assert response.status_code == 401
+                assert error_of(response)["code"] == "invalid_api_key"
+            assert client.post("/v1/chat/completions", CHAT, headers=sent).status_code == 401
         assert client.pool.prompts == []
 
     def test_the_page_and_health_need_none(self, serve: Serve) -> None:

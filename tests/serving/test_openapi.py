@@ -41,7 +41,7 @@ def no_sequence_is_left() -> Iterator[None]:
 
 @SCHEMA.parametrize()
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
