@@ -86,7 +86,7 @@ class _Goal:
         if live.request.adaptive:
             self._rate = scheduler.plain_rate()
             self._best = self._choose(costly)
-            self._gain = 1.0 - self._rate * scheduler.batch_s(1)
+            self._gain = 1.0 - self._rate * scheduler.undrafted_s()
         else:
             self._best = costly[0] if costly else None
             self._gain = 0.0
@@ -103,6 +103,7 @@ class _Goal:
         if rate > plain:
             self._scheduler.pays(which)
             return best
+        self._scheduler.pays_not()
         self._probing = self._scheduler.probe_due(which)
         return best if self._probing else None
 

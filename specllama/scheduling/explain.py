@@ -87,7 +87,7 @@ def explain(
 
 
 def _prospect(scheduler: Scheduler, name: str, temperature: float) -> Prospect:
-    plain = scheduler.batch_s(1)
+    plain = scheduler.plain_s
     acceptance = scheduler.acceptance(name, temperature)
     survival, tokens, speeds = 1.0, 1.0, {}
     for length in range(1, max(_LENGTHS) + 1):

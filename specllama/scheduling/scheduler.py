@@ -117,6 +117,7 @@ class Scheduler:
         self._overhead = Typical()
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
+        self._paying = False
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
@@ -124,6 +125,7 @@ class Scheduler:
             self.n_live = n_live
             self._forget_prices()
         self._drafting_s, self._expected_s = 0.0, 0.0
+        self._paying = False
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
@@ -197,6 +199,10 @@ class Scheduler:
             self._sizes[n_tokens] = self._cheapest(n_tokens)
         return self._sizes[n_tokens]
 
+    def size_for(self, n_tokens: int) -> int:
+        """The size of this round's decode: plain rounds are filled up only while drafting pays."""
+        return self.padded(n_tokens) if self._paying or n_tokens > self._plain_size else n_tokens
+
     def _cheapest(self, n_tokens: int) -> int:
         kept, target_s = self._kept_size, self.costs.target_s
         larger = [n for n in self.costs.steady() if n_tokens < n <= self._max_batch]
@@ -214,9 +220,18 @@ class Scheduler:
         """What such drafting is expected to take, None where it was never measured."""
         return self.costs.draft_s(name, n_looks, n_lives) or (None if n_looks else 0.0)
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a round of plain decoding, as it would be if nobody ever drafted."""
+        return self._in_batches(self.n_live, self.costs.target_s)
+
+    def undrafted_s(self) -> float:
+        """Seconds of this round for a sequence that drafts nothing in it."""
+        return self.batch_s(1) if self._paying else self.plain_s
+
     def plain_rate(self) -> float:
         """Tokens per second of each sequence without drafts."""
-        return 1.0 / self.batch_s(1)
+        return 1.0 / self.plain_s
 
     def affordable(self, account: Account, name: str, nodes: int, depth: int) -> int:
         """The most tokens a sequence may draft if all of them should be refused.
@@ -225,7 +240,7 @@ class Scheduler:
             name: of a drafter that costs, "" for a free one.
             nodes: the most tokens, `depth` of them in a row.
         """
-        slack = account.slack_s * self.n_live + self.batch_s(1)
+        slack = account.slack_s * self.n_live + self.plain_s
 
         def dear(n: int) -> bool:
             looks = min(n, depth) if name else 0
@@ -329,6 +344,13 @@ class Scheduler:
     def pays(self, which: str) -> None:
         """A drafter pays again: try it soon when it stops to."""
         self._patience.pop(which, None)
+        self._paying = True
+
+    def pays_not(self) -> None:
+        """No drafter that costs pays: the size of plain decodes is the one to keep."""
+        if self._size:
+            self._size = 0
+            self._forget_prices()
 
     # what came of it
 
@@ -380,10 +402,11 @@ class Scheduler:
         self._overhead.observe(propose_s - self._drafting_s)
         if not self.costs.known(self._plain_size):
             return
-        plain = self.batch_s(1)
+        plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)
-        usual = self._usual_s(shares)
-        extra = min(seconds, usual) - plain if n_drafted else min(propose_s, usual)
+        extra = min(seconds, self._usual_s(shares)) - plain
+        if not n_drafted and not self._paying:
+            extra = min(propose_s, extra + plain)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)
@@ -393,7 +416,7 @@ class Scheduler:
         """What a round of these may take and be believed."""
         n_tokens = sum(1 + share.n_drafted for share in shares)
         if not self._expected_s:
-            return _ASLEEP * n_tokens * self.batch_s(1)
+            return _ASLEEP * n_tokens * self.plain_s
         return _HICCUP * (self._expected_s + max(share.bet.draft_s or 0.0 for share in shares))
 
     def _compare(self, seconds: float, shares: Sequence[Share]) -> None:
@@ -423,7 +446,7 @@ class Account:
     @property
     def slack_s(self) -> float:
         """Seconds that the next round may lose: it emits a token, which takes a plain round."""
-        plain = self._plain + self._scheduler.batch_s(1) / self._scheduler.n_live
+        plain = self._plain + self._scheduler.plain_s / self._scheduler.n_live
         return BUDGET_SHARE * plain + BUDGET_S - self._lost
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specllama import ModelOptions, SpeculativeDecoder
 from specllama.llama.context import Context
-from specllama.llama.selftest import batch_difference
+from specllama.llama.selftest import batch_difference, exact_range
 from tests.engine.fake_model import FakeModel, language
 
 
@@ -32,6 +32,29 @@ class Rounding(FakeModel):
 def test_finds_a_difference() -> None:
     assert batch_difference(FakeModel(language(1)), 7) == 0.0
     assert batch_difference(Rounding(language(1)), 7) == pytest.approx(0.25, rel=1e-3)
+
+
+class Stepping(FakeModel):
+    """A machine that takes another kernel from five tokens on."""
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> NDArray[np.float32]:
+        rows = super().decode(tokens, positions, sequences, outputs)
+        return rows + np.float32(0.25) if len(tokens) >= 5 else rows
+
+
+def test_the_exact_range_ends_before_the_first_difference() -> None:
+    assert exact_range(FakeModel(language(1)), 8) == 8
+    assert exact_range(Stepping(language(1)), 8) == 4
+    assert exact_range(Rounding(language(1)), 8) == 1
+    backend = Stepping(language(1))
+    exact_range(backend, 8)
+    assert backend.length(0) == 0
 
 
 def test_leaves_nothing_behind() -> None:
