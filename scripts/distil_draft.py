@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     last.add_argument("source", type=Path)
     last.add_argument("out", type=Path)
     last.add_argument("--head", default="Q4_K", help="type of the tied embedding")
-    last.add_argument("--body", default="Q8_0", help="type of the other matrices")
+    last.add_argument("--body", default="Q4_K", help="type of the other matrices")
     last.set_defaults(run=quantise_draft)
     return top
 
