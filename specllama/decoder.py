@@ -29,7 +29,7 @@ from specllama.llama.selftest import batch_difference
 from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
 from specllama.options import BeamParams, GenerationParams, ModelOptions
 from specllama.reply import Asked, Reply
-from specllama.results import BeamResult, Generation
+from specllama.results import BeamResult, Generation, SpecStats
 from specllama.sampling.constraint import Constraint
 from specllama.scheduling.explain import Explanation, explain
 from specllama.scheduling.table import CostTable
@@ -399,13 +399,13 @@ class SpeculativeDecoder:
             prompts,
         )
 
-    def explain(self, generation: Generation, params: GenerationParams) -> Explanation:
-        """Why a generation that has just ended was drafted for as it was."""
+    def explain(self, stats: SpecStats, params: GenerationParams) -> Explanation:
+        """Why generations with these statistics were drafted for as they were."""
         names = params.drafters()
         wanted = [drafter for drafter in self._engine.drafters if drafter.name in names]
         return explain(
             self._engine.scheduler,
-            generation.spec,
+            stats,
             costly=[drafter.name for drafter in wanted if not drafter.free],
             free=[drafter.name for drafter in wanted if drafter.free],
             temperature=params.sampling.temperature,

@@ -16,6 +16,7 @@ from specllama.bench.metrics import PERCENTILES, Difference, Ratio, calibration_
 from specllama.bench.runner import Arm, Run
 from specllama.bench.summary import Summary, interval, summarise, verdicts
 from specllama.results import RELIABILITY_BINS
+from specllama.scheduling.explain import Explanation
 from specllama.scheduling.table import CostTable
 
 MAX_DIFFERENCES = 20
@@ -30,6 +31,7 @@ class Report:
         facts: about the machine, the files and the settings; plain data.
         notes: a sentence each: arms left out, an interruption.
         costs: what decodes cost here, as the scheduler knew it at the end.
+        explanations: by arm, why it drafted as it did, where that was asked for.
     """
 
     facts: Mapping[str, Any]
@@ -37,6 +39,7 @@ class Report:
     runs: Sequence[Run]
     notes: Sequence[str] = field(default=())
     costs: CostTable | None = None
+    explanations: Mapping[str, Explanation] = field(default_factory=dict)
 
     @cached_property
     def _summed_up(self) -> tuple[list[Summary], list[Difference]]:
@@ -76,6 +79,8 @@ class Report:
             "arms": [summary.to_dict() for summary in self.summaries],
             "differences": [asdict(difference) for difference in self.differences],
         }
+        if self.explanations:
+            data["explain"] = {name: why.to_dict() for name, why in self.explanations.items()}
         return data | ({"runs": [run.to_dict() for run in self.runs]} if with_runs else {})
 
     def jsonl(self) -> Iterator[dict[str, Any]]:

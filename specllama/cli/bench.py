@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from specllama.cli import bench_work, model_flags
+from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_stats import count
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
@@ -119,6 +120,7 @@ def bench(
     plot: Plot = None,
     wandb: Wandb = False,
     strict: Strict = False,
+    explain: Explain = False,
     *,
     flags: ModelFlags,
 ) -> None:
@@ -145,7 +147,7 @@ def bench(
     )
     sweep.suite(suite, has_draft=True) if suite else sweep.arms()
     outputs.check()
-    report, interrupted = _measure(run, sweep, suite, chosen, repetitions)
+    report, interrupted = _measure(run, sweep, suite, chosen, repetitions, explain)
     _give_out(report, outputs)
     if interrupted:
         raise typer.Exit(130)
@@ -154,7 +156,12 @@ def bench(
 
 
 def _measure(
-    run: Run, sweep: Sweep, suite: str | None, prompts: Sequence[Prompt], repetitions: int
+    run: Run,
+    sweep: Sweep,
+    suite: str | None,
+    prompts: Sequence[Prompt],
+    repetitions: int,
+    explain: bool,
 ) -> tuple[Report, bool]:
     """Load, measure, and report; True where Ctrl-C cut it short."""
     from specllama.bench import facts
@@ -171,8 +178,9 @@ def _measure(
         work = bench_work.Work(run, decoders, arms, prompts, repetitions)
         work.do()
         costs = decoders["target"].costs
+        why = bench_work.explanations(decoders["target"], work.runs) if explain else {}
     found["load_average_after"] = facts.load_average()
-    report = Report(found, work.arms, work.runs, [*notes, *work.notes], costs)
+    report = Report(found, work.arms, work.runs, [*notes, *work.notes], costs, why)
     return report, work.interrupted
 
 
@@ -190,6 +198,9 @@ def _give_out(report: Report, outputs: Outputs) -> None:
         )
     # first: a full disk must not take the report with it
     _print(report, outputs.format)
+    for name, why in report.explanations.items():
+        out.status(f"{name}:")
+        say_why(why)
     if outputs.folder is not None:
         _say_files(report.save(outputs.folder))
         _say_files(_plots_of(report, outputs.folder))

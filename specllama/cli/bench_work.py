@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specllama.bench.runner import Arm, Role, Session
     from specllama.bench.runner import Run as BenchRun
     from specllama.decoder import SpeculativeDecoder
+    from specllama.scheduling.explain import Explanation
 
 MAX_TOKENS = 128
 """Tokens a run where nobody says: enough for intervals of a few per cent over 40 prompts."""
@@ -130,6 +131,19 @@ def surroundings(run: Run, decoder: SpeculativeDecoder) -> dict[str, Any]:
         draft = resolve.locate(decoder.draft_name, "draft", offline=offline)
         found["draft"] = facts.model_file(decoder.draft_name, draft)
     return found
+
+
+def explanations(decoder: SpeculativeDecoder, runs: Sequence[BenchRun]) -> dict[str, Explanation]:
+    """Why each arm of the target that leaves lengths to the scheduler drafted as it did."""
+    from specllama.results import SpecStats
+
+    stats: dict[str, SpecStats] = {}
+    params: dict[str, GenerationParams] = {}
+    for run in runs:
+        if run.arm.drafts and run.arm.params.adaptive and run.arm.model == "target":
+            params[run.arm.name] = run.arm.params
+            stats.setdefault(run.arm.name, SpecStats()).add(run.generation.spec)
+    return {name: decoder.explain(stats[name], params[name]) for name in stats}
 
 
 def settings_of(run: Run, decoder: SpeculativeDecoder, repetitions: int) -> dict[str, Any]:

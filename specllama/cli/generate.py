@@ -78,7 +78,7 @@ def generate(
         generation = follow(_start(decoder, run, text, raw=raw), view.token)
         view.end(generation)
         if explain:
-            say_why(decoder.explain(generation, run.params))
+            say_why(decoder.explain(generation.spec, run.params))
     if stats or sys.stderr.isatty():
         out.stats(stats_line(generation))
     if generation.finish_reason == "cancelled":
@@ -148,7 +148,7 @@ class Json:
         """What is said at the end."""
         data = as_data(generation, self._decoder, self._run)
         if self._explain:
-            data["explain"] = self._decoder.explain(generation, self._run.params).to_dict()
+            data["explain"] = self._decoder.explain(generation.spec, self._run.params).to_dict()
         return data
 
 

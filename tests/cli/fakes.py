@@ -237,12 +237,12 @@ class FakeDecoder:
         self.drafts.append(None if draft is None else str(draft))
         self.draft_name = None if draft is None else Path(draft).stem
 
-    def explain(self, generation: Generation, params: GenerationParams) -> Explanation:
+    def explain(self, stats: SpecStats, params: GenerationParams) -> Explanation:
         known = Scheduler()
         known.recall(TABLE)
         return explain(
             known,
-            generation.spec,
+            stats,
             costly=["model"] if params.drafters() else [],
             free=[],
             temperature=params.sampling.temperature,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from specllama.calibration import Threads
-from specllama.cli import model_flags
+from specllama.cli import model_flags, settings
 from specllama.cli.cost_view import bar, table_lines
+from specllama.kept_costs import place_of, tables
 from specllama.scheduling.table import CostTable
 from tests.cli.conftest import Result
 from tests.cli.fakes import TABLE, FakeDecoder, run_with
 from tests.cli.fakes import Result as Said
+from tests.hub.ggufs import write_gguf
 
 Cli = Callable[..., Result]
 
@@ -123,3 +126,21 @@ class TestExplain:
         result = say("chat", "--explain", stdin="Hi\n")
         assert "A batch of 2 costs" in result.err
         assert "A batch of 2 costs" not in result.out
+
+
+class TestDoctor:
+    def test_shows_the_kept_table(self, cli: Cli, tmp_path: Path, llama_cpp: None) -> None:
+        model = write_gguf(tmp_path / "model.gguf")
+        options = settings.load({}).model_options()
+        tables().save(place_of(model, None, options), TABLE)
+        result = cli("doctor", "-m", str(model), "-md", "none")
+        assert "calibrated 2026-11-28 12:00, load average 0.5" in result.out
+        assert "     2   19.90      1.69" in result.out
+        data = json.loads(cli("doctor", "-m", str(model), "-md", "none", "--json").out)
+        assert data["cost table"] == TABLE.to_dict()
+
+    def test_says_where_there_is_none(self, cli: Cli, tmp_path: Path, llama_cpp: None) -> None:
+        model = write_gguf(tmp_path / "model.gguf")
+        result = cli("doctor", "-m", str(model), "-md", "none")
+        assert "none yet; specllama calibrate measures one" in result.out
+        assert json.loads(cli("doctor", "--json").out)["cost table"] is None
