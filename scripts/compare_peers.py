@@ -219,18 +219,17 @@ def _bar(total: int) -> Iterator[tuple[Progress, TaskID]]:
         yield bar, bar.add_task("", total=total)
 
 
-def _setting(args: argparse.Namespace) -> dict[str, Any]:
-    """What has to be equal for replies to be compared."""
+def _setting(args: argparse.Namespace, *, timed: bool) -> dict[str, Any]:
+    """What has to be equal for replies to be compared; a law does not depend on how they ran."""
     files = args.files
     names = {"target": files.target, "draft": files.draft}
     models = {role: facts.model_file(path.name, path)["sha256"] for role, path in names.items()
               if path is not None}  # fmt: skip
+    how = {"tokens": args.tokens, "threads": args.threads, "cpu": cpu_name()} if timed else {}
     return {
         **models,
-        "tokens": args.tokens,
-        "threads": args.threads,
+        **how,
         "n_ctx": files.n_ctx,
-        "cpu": cpu_name(),
         "specllama": package_version("specllama"),
         "llama-cpp-python": package_version("llama-cpp-python"),
     }
@@ -289,20 +288,21 @@ def main() -> int:
     """Build, measure and report; the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # close the servers then, too
     args = _arguments()
-    runs = Runs(args.runs, _setting(args))
+    speed = Runs(args.runs, _setting(args, timed=True))
+    laws = Runs(args.runs, _setting(args, timed=False))
     notes: list[str] = []
     peers = [] if args.part == "report" else _peers(args, notes)
     if args.part == "build":
         print("\n".join(notes))
         return 1 if notes else 0
     done = True
-    opened = Open(peers, lambda arm, why: runs.add("failure", arm, sentence=why))
+    opened = Open(peers, lambda arm, why: speed.add("failure", arm, sentence=why))
     try:
         asked = questions(args.files.target, args)
         if args.part in ("all", "speed"):
-            done = measure_speed(opened, asked, runs, args)
+            done = measure_speed(opened, asked, speed, args)
         if done and args.part in ("all", "laws"):
-            done = sample_laws(opened, asked, runs, args)
+            done = sample_laws(opened, asked, laws, args)
     except KeyboardInterrupt:
         print("Interrupted: the same command goes on from here.", file=sys.stderr)
         return 130
@@ -310,19 +310,19 @@ def main() -> int:
         opened.close()
     if not done:
         return MORE_TO_DO
-    return _report(args, runs, notes)
+    return _report(args, speed, laws, notes)
 
 
-def _report(args: argparse.Namespace, runs: Runs, notes: list[str]) -> int:
+def _report(args: argparse.Namespace, speed: Runs, laws: Runs, notes: list[str]) -> int:
     law = true_law(args.files.target, questions(args.files.target, args).law, args.threads)
     known = facts.machine()
-    names = ("cpu", "cores", "memory_bytes", "python", "specllama", "llama-cpp-python")
+    names = ("cpu", "cores", "python", "specllama", "llama-cpp-python")
     told = {name: known[name] for name in names} | {
         "models": f"{args.files.target.name} and {args.files.draft and args.files.draft.name}",
         "at most": f"{args.tokens} tokens a reply",
         "threads": args.threads,
     }
-    lines = report.markdown(runs, law, told, notes)
+    lines = report.markdown(speed, laws, law, told, notes)
     print("\n".join(lines))
     if not args.dry_run:
         put_between(PAGE, BEGIN, END, lines)

@@ -17,14 +17,18 @@ NATIVE = ("llama-server", "llama-speculative")
 
 
 def markdown(
-    runs: Runs, law: Mapping[str, float], facts: Mapping[str, Any], notes: Sequence[str]
+    runs: Runs,
+    laws: Runs,
+    law: Mapping[str, float],
+    facts: Mapping[str, Any],
+    notes: Sequence[str],
 ) -> list[str]:
     """The whole section, without its heading."""
     speed = [line for line in runs if line["key"][0] == "speed"]
     lines = [*_header(facts, speed), ""]
     for temperature in dict.fromkeys(line["key"][3] for line in speed):
         lines += [*_speed([line for line in speed if line["key"][3] == temperature]), ""]
-    lines += [*_laws(runs, law), ""]
+    lines += [*_laws(laws, law), ""]
     lines += [f"- {note}" for note in [*notes, *_failures(runs)]]
     return lines
 

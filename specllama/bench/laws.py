@@ -24,7 +24,8 @@ Law = Callable[[tuple[int, ...]], Distribution]
 def chi_square(found: Counter[Key], law: Mapping[Key, float]) -> float:
     """The p-value of Pearson's chi-square test of counts against a law; needs scipy.
 
-    A cell that the law does not know is impossible under it: the p-value is 0.
+    A cell that the law does not know is impossible under it: the p-value is 0. So few counts that
+    all cells are put together say nothing: it is 1.
     """
     from scipy.stats import chisquare
 
@@ -38,7 +39,7 @@ def chi_square(found: Counter[Key], law: Mapping[Key, float]) -> float:
     if rest > 1e-6 * n:
         seen.append(n - sum(seen))
         wanted.append(rest)
-    return float(chisquare(seen, wanted).pvalue)
+    return float(chisquare(seen, wanted).pvalue) if len(seen) > 1 else 1.0
 
 
 def paths(law: Law, depth: int) -> dict[tuple[int, ...], float]:

@@ -96,7 +96,7 @@ def test_an_arm_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     absent = FakePeer("absent", log, broken="It is not installed.")
     assert measure(runs, [shaky, absent, FakePeer("sound", log)])
     assert len([line for line in log if line.startswith("sound")]) == 5
-    notes = report.markdown(runs, {}, {}, ["left out"])[-3:]
+    notes = report.markdown(runs, runs, {}, {}, ["left out"])[-3:]
     assert notes[0] == "- left out"
     assert set(notes[1:]) == {
         "- shaky failed later on: It fell over.",
@@ -108,7 +108,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     runs, log = Runs(tmp_path / "runs.jsonl", {"threads": 1}), []
     rates = {OURS: 30.0, "specllama, plain": 15.0, BASELINE: 12.0, "llama-server, ngram-mod": 20.0}
     measure(runs, [FakePeer(name, log, tok_s=value) for name, value in rates.items()])
-    text = "\n".join(report.markdown(runs, {}, {"cpu": "Abacus"}, []))
+    text = "\n".join(report.markdown(runs, runs, {}, {"cpu": "Abacus"}, []))
     assert f"| {OURS} | 30.0 | 2.00x |  | 50% | 2.00 | 32 |" in text
     assert "| llama-server, ngram-mod | 20.0 | 1.67x | 1.50x | 50% | 2.00 | 32 |" in text
     assert f"| {BASELINE} | 12.0 |  | 2.50x |" in text
@@ -121,7 +121,7 @@ def test_a_wrong_law_is_told(tmp_path: Path) -> None:
     for n in range(100):
         runs.add("law", "right", str(n), begins=" " + "ab"[n % 2])
         runs.add("law", "wrong", str(n), begins=" a")
-    text = "\n".join(report.markdown(runs, law, {}, []))
+    text = "\n".join(report.markdown(runs, runs, law, {}, []))
     assert "| right | 100 | 1 | yes |" in text
     assert "| wrong | 100 | 1.5e-23 | no |" in text
 

@@ -60,3 +60,7 @@ def test_rare_cells_are_put_together() -> None:
     """One count where 0.01 is expected would say nothing on its own."""
     rare = {"a": 0.999} | {str(n): 1e-5 for n in range(100)}
     assert chi_square(Counter(a=1000, **{"3": 1}), rare) > 0.1
+
+
+def test_a_few_counts_say_nothing() -> None:
+    assert chi_square(Counter(a=4), LAW) == 1.0
