@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.child import Child, has
+from peers.child import Child, Worker, has
 from peers.native import Program, Server
 from peers.ours import Engine, Ours
 from peers.protocol import Files, Peer, PeerError
@@ -87,12 +87,10 @@ class Arms:
         return self._children("transformers", self.torch_python, "transformers_worker.py", modes)
 
     def _children(
-        self, family: str, python: Path, worker: str, modes: dict[str, str]
+        self, family: str, python: Path, script: str, modes: dict[str, str]
     ) -> list[Peer]:
-        return [
-            Child(f"{family}, {label}", python, worker, mode, self.files)
-            for mode, label in modes.items()
-        ]
+        worker = Worker(python, script, self.files)
+        return [Child(f"{family}, {label}", worker, mode) for mode, label in modes.items()]
 
 
 def first_python(candidates: Sequence[Path]) -> Path | None:

@@ -14,36 +14,46 @@ HERE = Path(__file__).parent
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Child(Peer):
-    """A worker script that answers one line of JSON with one line of JSON.
+class Worker:
+    """A script that answers one line of JSON with one line of JSON; arms of a family share it.
 
     Args:
         python: the interpreter whose packages it needs.
-        worker: name of the script beside this file.
-        mode: which of the worker's ways of decoding.
+        script: its name, beside this file.
     """
 
-    def __init__(self, name: str, python: Path, worker: str, mode: str, files: Files) -> None:
-        self.name = name
-        self.speculates = mode != "plain"
-        self._command = [str(python), str(HERE / worker), mode]
+    def __init__(self, python: Path, script: str, files: Files) -> None:
+        self._command = [str(python), str(HERE / script)]
         self._files = files
+        self._users = 0
         self._process: subprocess.Popen[str] | None = None
 
-    def open(self) -> None:
-        files = asdict(self._files)
-        settings = {key: str(v) if isinstance(v, Path) else v for key, v in files.items()}
+    def acquire(self) -> None:
+        """Start it for the first user.
+
+        Raises:
+            PeerError: it cannot start.
+        """
+        self._users += 1
+        if self._process is not None:
+            return
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
+        files = asdict(self._files)
         try:
-            self._exchange(settings)
+            self.exchange({key: str(v) if isinstance(v, Path) else v for key, v in files.items()})
         except PeerError:
-            self.close()
+            self.release()
             raise
 
-    def _exchange(self, data: dict[str, Any]) -> dict[str, Any]:
+    def exchange(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            PeerError: it reports an error, or is gone.
+        """
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -59,14 +69,37 @@ class Child(Peer):
             raise PeerError(answer["error"])
         return answer
 
+    def release(self) -> None:
+        """End it with its last user."""
+        self._users -= 1
+        if self._users == 0 and self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class Child(Peer):
+    """One way in which a worker decodes."""
+
+    def __init__(self, name: str, worker: Worker, mode: str) -> None:
+        self.name = name
+        self.speculates = mode != "plain"
+        self._worker, self._mode = worker, mode
+        self._open = False
+
+    def open(self) -> None:
+        self._worker.acquire()
+        self._open = True
+
     def ask(self, request: Request) -> Reply:
         wanted = {
+            "mode": self._mode,
             "ids": list(request.ids),
             "n": request.n,
             "seed": request.seed,
             **request.sampling.to_dict(),
         }
-        told = self._exchange(wanted)
+        told = self._worker.exchange(wanted)
         blocks = told["blocks"]
         return Reply(
             text=told["text"],
@@ -78,13 +111,12 @@ class Child(Peer):
         )
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        if self._open:
+            self._open = False
+            self._worker.release()
 
 
-def serve(start: Callable[[str, dict[str, Any]], Ask]) -> None:
+def serve(start: Callable[[dict[str, Any]], Ask]) -> None:
     """A worker's main loop: settings first, then requests until the other side is gone."""
     sys.stdout, answers = sys.stderr, sys.stdout
 
@@ -93,7 +125,7 @@ def serve(start: Callable[[str, dict[str, Any]], Ask]) -> None:
         answers.flush()
 
     try:
-        ask = start(sys.argv[1], json.loads(sys.stdin.readline()))
+        ask = start(json.loads(sys.stdin.readline()))
         answer({})
         for line in sys.stdin:
             answer(ask(json.loads(line)))

@@ -30,9 +30,8 @@ class CountedLookup(LlamaPromptLookupDecoding):
         return found
 
 
-def start(mode: str, settings: dict[str, Any]) -> Ask:
-    lookup = CountedLookup(num_pred_tokens=PREDICTED_ON_CPU) if mode == "lookup" else None
-    llama = Llama(
+def load(mode: str, settings: dict[str, Any]) -> Llama:
+    return Llama(
         settings["target"],
         n_ctx=settings["n_ctx"],
         n_batch=settings["n_ctx"],  # with a draft_model it fails past n_batch tokens
@@ -40,26 +39,38 @@ def start(mode: str, settings: dict[str, Any]) -> Ask:
         n_threads=settings["threads"],
         n_threads_batch=settings["threads"],
         flash_attn=True,
-        draft_model=lookup,
+        draft_model=CountedLookup(num_pred_tokens=PREDICTED_ON_CPU) if mode == "lookup" else None,
         verbose=False,
     )
 
+
+def start(settings: dict[str, Any]) -> Ask:
+    loaded: dict[str, Llama] = {}
+
     def ask(wanted: dict[str, Any]) -> dict[str, Any]:
-        llama.reset()
-        llama.set_seed(wanted["seed"])
-        if lookup is not None:
-            lookup.rounds = lookup.drafted = 0
-        sampling = {name: wanted[name] for name in ("top_k", "top_p", "min_p")}
-        said, times = [], []
-        tokens = llama.generate(wanted["ids"], temp=wanted["temperature"], **sampling)
-        for token in islice(tokens, wanted["n"]):
-            if token == llama.token_eos():
-                break
-            said.append(token)
-            times.append(time.perf_counter())
-        return _answer(llama, wanted["ids"], said, times, lookup)
+        mode = wanted["mode"]
+        if mode not in loaded:
+            loaded[mode] = load(mode, settings)
+        return reply(loaded[mode], wanted)
 
     return ask
+
+
+def reply(llama: Llama, wanted: dict[str, Any]) -> dict[str, Any]:
+    llama.reset()
+    llama.set_seed(wanted["seed"])
+    lookup: Any = llama.draft_model
+    if lookup is not None:
+        lookup.rounds = lookup.drafted = 0
+    sampling = {name: wanted[name] for name in ("top_k", "top_p", "min_p")}
+    said, times = [], []
+    tokens = llama.generate(wanted["ids"], temp=wanted["temperature"], **sampling)
+    for token in islice(tokens, wanted["n"]):
+        if token == llama.token_eos():
+            break
+        said.append(token)
+        times.append(time.perf_counter())
+    return _answer(llama, wanted["ids"], said, times, lookup)
 
 
 def _answer(

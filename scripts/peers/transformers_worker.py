@@ -16,6 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from peers.child import Ask, serve
 
+LOOKED_UP = 10
+"""Tokens of a prompt look-up; its documentation's example."""
+
 
 class Clock:
     """A streamer that notes how many tokens came when; the prompt comes first."""
@@ -41,16 +44,14 @@ def load(file: str) -> Any:
     return model.eval()
 
 
-def start(mode: str, settings: dict[str, Any]) -> Ask:
+def start(settings: dict[str, Any]) -> Ask:
     torch.set_num_threads(settings["threads"])
     target = Path(settings["target"])
     tokenizer = AutoTokenizer.from_pretrained(target.parent, gguf_file=target.name)
     model = load(settings["target"])
-    drafting: dict[str, Any] = {}
-    if mode == "assisted":
-        drafting = {"assistant_model": load(settings["draft"])}
-    elif mode == "lookup":
-        drafting = {"prompt_lookup_num_tokens": 10}
+    drafting: dict[str, dict[str, Any]] = {"lookup": {"prompt_lookup_num_tokens": LOOKED_UP}}
+    if settings["draft"] is not None:
+        drafting["assisted"] = {"assistant_model": load(settings["draft"])}
 
     def ask(wanted: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(wanted["seed"])
@@ -63,14 +64,12 @@ def start(mode: str, settings: dict[str, Any]) -> Ask:
                 streamer=clock,
                 pad_token_id=tokenizer.eos_token_id,
                 **_sampling(wanted),
-                **drafting,
+                **drafting.get(wanted["mode"], {}),
             )[0, ids.shape[1] :].tolist()
         text = tokenizer.decode(said, skip_special_tokens=True)
-        answer: dict[str, Any] = {"text": text, "blocks": clock.blocks}
-        if mode != "plain":
-            rounds = len(clock.blocks)
-            answer |= {"rounds": rounds, "accepted": max(0, len(said) - rounds)}
-        return answer
+        rounds = len(clock.blocks)
+        accepted = max(0, len(said) - rounds)
+        return {"text": text, "blocks": clock.blocks, "rounds": rounds, "accepted": accepted}
 
     return ask
 

@@ -14,7 +14,7 @@ import compare_peers
 import pytest
 from peers import report
 from peers.arms import BASELINE, OURS, Open
-from peers.child import Child
+from peers.child import Child, Worker
 from peers.native import read_reply
 from peers.protocol import Files, Peer, PeerError, Reply, Request, Sampling, rate
 from peers.runs import Runs
@@ -151,7 +151,7 @@ def test_rates_count_whole_rounds_after_the_first() -> None:
 WORKER = """
 import json, sys
 json.loads(sys.stdin.readline())
-print(json.dumps(json.loads(sys.argv[2])), flush=True)
+print(json.dumps(json.loads(sys.argv[1])), flush=True)
 for line in sys.stdin:
     wanted = json.loads(line)
     if wanted["n"] == 0: sys.exit(3)
@@ -160,11 +160,10 @@ for line in sys.stdin:
 
 
 def child(tmp_path: Path, greeting: dict[str, Any]) -> Child:
-    (tmp_path / "worker.py").write_text(WORKER)
-    files = Files(tmp_path / "t.gguf", None, 1)
-    found = Child("child", Path(sys.executable), "worker.py", "lookup", files)
-    found._command = [sys.executable, str(tmp_path / "worker.py"), "lookup", json.dumps(greeting)]
-    return found
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.replace("sys.argv[1]", repr(json.dumps(greeting))))
+    worker = Worker(Path(sys.executable), str(script), Files(tmp_path / "t.gguf", None, 1))
+    return Child("child", worker, "lookup")
 
 
 def test_a_child_answers_and_its_end_is_a_sentence(tmp_path: Path) -> None:
