@@ -13,8 +13,9 @@ ids again when there is room.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as Ids
+from itertools import starmap
 
 from specllama.drafting.protocol import Drafter
 from specllama.engine.propose import Limits, Plan, propose
@@ -64,7 +65,7 @@ class Engine:
         self.n_ctx = min(n_ctx or target.n_ctx, target.n_ctx)
         self._max_batch = min(max_batch or target.n_batch, target.n_batch)
         self.scheduler = Scheduler(self._max_batch)
-        self._linear = linear
+        self.linear = linear
         self._spare = range(n_slots, target.n_seq)
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}
         self._ended = dict.fromkeys(self._history, 0)
@@ -153,6 +154,11 @@ class Engine:
         return key
 
     @property
+    def max_batch(self) -> int:
+        """The most tokens of a decode."""
+        return self._max_batch
+
+    @property
     def spare(self) -> range:
         """Sequence ids of the backend that belong to no slot."""
         return self._spare
@@ -187,8 +193,11 @@ class Engine:
         An exception (also Ctrl-C) leaves the caches and ids of those that were not through as they
         were before the round; the events of those that were come with the next round's.
         """
-        lives = [live for live in self._live.values() if live.finish is None]
-        lives = [live for live in lives if only is None or live in only]
+        lives = [
+            live
+            for live in self._live.values()
+            if live.finish is None and (only is None or live in only)
+        ]
         try:
             ready = self._with_room(self._read(lives))
             if ready:
@@ -216,7 +225,7 @@ class Engine:
     def _is_read(self, live: Sequence) -> bool:
         """Whether what is pending of a sequence fits into its verify batch."""
         pending = len(live.ids) - self.cache.length(live.key)
-        return pending <= (self._share(len(self._live)) if live.n_emitted else 1)
+        return pending <= 1 or (live.n_emitted > 0 and pending <= self._share(len(self._live)))
 
     def _share(self, n_lives: int) -> int:
         """The most tokens that each of so many sequences brings to a round."""
@@ -264,16 +273,17 @@ class Engine:
 
     def _round(self, lives: Ids[Sequence]) -> None:
         """Propose, verify and emit, in as many decodes as it takes."""
-        self.scheduler.begin(len(lives))
         if not any(live.request.drafters for live in lives):
             return self._plain_round(lives)
+        self.scheduler.begin(len(lives))
         started = time.perf_counter()
         plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
         seconds = propose_s = time.perf_counter() - started
         shares: list[Share] = []
-        for group in list(self._groups(zip(lives, plans, strict=True))):
+        for group in self._groups(list(zip(lives, plans, strict=True))):
             started = time.perf_counter()
-            found, n_tokens = self._verify(group)
+            size = self.scheduler.size_for(sum(starmap(self._n_tokens, group)))
+            found, n_tokens = self._verify(group, size)
             verify_s = time.perf_counter() - started
             self.scheduler.observe_batch(n_tokens, verify_s, len(group))
             seconds += verify_s
@@ -284,23 +294,29 @@ class Engine:
 
     def _plain_round(self, lives: Ids[Sequence]) -> None:
         """The same where nobody drafts: there is nothing to choose, to book or to learn."""
-        for group in list(self._groups((live, _PLAIN) for live in lives)):
-            found, _ = self._verify(group)
+        for group in self._groups([(live, _PLAIN) for live in lives]):
+            found, _ = self._verify(group, 0)
             for verified in found:
                 self._emit(verified, _PLAIN)
 
-    def _groups(self, pairs: Iterable[tuple[Sequence, Plan]]) -> Iterator[Group]:
+    def _groups(self, pairs: Group) -> list[Group]:
         """Who shares a decode."""
-        group: Group = []
+        if len(pairs) == 1:
+            return [pairs]
+        groups: list[Group] = [[]]
         n_tokens = 0
         for live, plan in pairs:
-            new = len(live.ids) - self.cache.length(live.key) + len(plan.proposal)
-            if group and n_tokens + new > self._max_batch:
-                yield group
-                group, n_tokens = [], 0
-            group.append((live, plan))
+            new = self._n_tokens(live, plan)
+            if groups[-1] and n_tokens + new > self._max_batch:
+                groups.append([])
+                n_tokens = 0
+            groups[-1].append((live, plan))
             n_tokens += new
-        yield group
+        return groups
+
+    def _n_tokens(self, live: Sequence, plan: Plan) -> int:
+        """What a sequence brings to a decode."""
+        return len(live.ids) - self.cache.length(live.key) + len(plan.proposal)
 
     def _limits(self, lives: Ids[Sequence]) -> dict[int, Limits]:
         """How much each sequence may draft: its own limits, the context's, the batch's."""
@@ -320,18 +336,15 @@ class Engine:
             limits[live.key] = Limits(depth=depth, nodes=nodes, branches=branches)
         return limits
 
-    def _verify(self, group: Group) -> tuple[list[Verified], int]:
+    def _verify(self, group: Group, size: int) -> tuple[list[Verified], int]:
         """What the target says to each proposal, and the tokens that were decoded."""
-        n_tokens = sum(
-            len(live.ids) - self.cache.length(live.key) + len(plan.proposal) for live, plan in group
-        )
         return verify(
             self.cache,
             [live for live, _ in group],
             [plan.proposal for _, plan in group],
             self._spare,
-            size=self.scheduler.size_for(n_tokens),
-            linear=self._linear,
+            size=size,
+            linear=self.linear,
         )
 
     def _emit(self, verified: Verified, plan: Plan) -> Share:

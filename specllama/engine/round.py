@@ -39,7 +39,7 @@ class Verified:
     @property
     def tokens(self) -> list[int]:
         """The tokens to emit: the accepted path and the one after it."""
-        return [*(self.proposal.tokens[n] for n in self.verdict.path), self.verdict.token]
+        return [*map(self.proposal.tokens.__getitem__, self.verdict.path), self.verdict.token]
 
     def steps(self) -> list[Step]:
         """Per tested depth, which of how many children was accepted."""

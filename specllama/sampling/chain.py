@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specllama.errors import EngineError
 from specllama.sampling.constraint import Constraint, NothingAllowed
-from specllama.sampling.distribution import Distribution, IntArray
+from specllama.sampling.distribution import CERTAIN, Distribution, IntArray
 from specllama.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -71,7 +71,9 @@ class Sampler:
         if params.temperature == 0.0:
             best = int(values.argmax())
             _check_finite(float(values[best]))
-            return Distribution.point(best if ids is None else int(ids[best]))
+            # a slice rather than `Distribution.point`: a new array takes longer than the argmax
+            ids = _all_ids(len(values)) if ids is None else ids
+            return Distribution(ids[best : best + 1], CERTAIN)
         if 0 < params.top_k < len(values):
             if params.top_k <= _FEW and params.typical_p >= 1.0:
                 found = _about_largest(values, params.top_k)

@@ -12,6 +12,10 @@ from specllama.sampling.columns import FloatArray as FloatArray
 from specllama.sampling.columns import IntArray as IntArray
 from specllama.sampling.columns import highest
 
+CERTAIN = np.ones(1)
+CERTAIN.setflags(write=False)
+"""The probabilities of a law that is a point."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
@@ -46,7 +50,7 @@ class Distribution:
     @classmethod
     def point(cls, token: int) -> Distribution:
         """All mass on one token: what temperature 0 is, and what a deterministic draft is."""
-        return cls(np.array([token], np.int64), np.array([1.0]))
+        return cls(np.array([token], np.int64), CERTAIN)
 
     def prob(self, token: int) -> float:
         """Probability of one token, 0 outside the support."""
