@@ -243,6 +243,7 @@ class Machine:
             adaptive=True,
             shape=None,
             draft_p_min=0.0,
+            draft_max=DRAFT_MAX,
             sampling=SamplingParams(temperature=told["temperature"]),
         )
         live = Live(request, Account(self._scheduler), list(ids))
@@ -258,7 +259,7 @@ class Machine:
         started = clock.now
         clock.now += OVERHEAD_S
         depth = min(DRAFT_MAX, len(truth) - 1)
-        limits = {0: Limits(depth, depth, 0)}
+        limits = {0: Limits(depth, DRAFT_MAX, 0)}
         (plan,) = propose([live], limits, [self._suffix, self._drafter], scheduler)  # type: ignore[list-item]
         propose_s = clock.now - started
         proposal = plan.proposal

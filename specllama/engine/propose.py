@@ -111,12 +111,11 @@ class _Goal:
         return kind(drafter.name, self.live.request.sampling.temperature)
 
     def _rate_of(self, drafter: Drafter) -> float:
-        which, limits = self._kind(drafter), self._limits
+        which, nodes = self._kind(drafter), self._limits.nodes
+        depth = min(self.live.request.draft_max, nodes)
         if drafter.trees:
-            look = self._scheduler.tree_outlook(drafter.name, which, limits.nodes, limits.depth)
-        else:
-            look = self._scheduler.chain_outlook(drafter.name, which, limits.depth)
-        return look.rate
+            return self._scheduler.tree_outlook(drafter.name, which, nodes, depth).rate
+        return self._scheduler.chain_outlook(drafter.name, which, depth).rate
 
     def prefers(self, drafter: Drafter) -> bool:
         """Whether to ask this drafter although there is a plan from a free one."""

@@ -19,6 +19,8 @@ _LEAST_PAIRS = 3
 _LEAST_SWITCH = 0.05
 _DRAFT_GUESS = 0.25
 _MATERIAL = 0.1
+_NEWS = 0.03
+_RENEWAL = 32
 
 
 class Typical:
@@ -26,19 +28,19 @@ class Typical:
 
     A time that no clock should show (none at all, or twenty times what is usual, as after a sleep)
     is dropped unless the next one confirms it.
+
+    Attributes:
+        value: seconds, 0 before anything was observed.
+        count: times that were believed.
     """
 
-    __slots__ = ("_doubted", "_recent", "count")
+    __slots__ = ("_doubted", "_recent", "count", "value")
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._doubted = False
         self.count = 0
-
-    @property
-    def value(self) -> float:
-        """Seconds; something must have been observed."""
-        return sorted(self._recent)[(len(self._recent) - 1) // 2]
+        self.value = 0.0
 
     def observe(self, seconds: float) -> bool:
         """Add a time; False where it was dropped."""
@@ -49,6 +51,7 @@ class Typical:
             return False
         self._doubted = False
         self._recent.append(seconds)
+        self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]
         self.count += 1
         return True
 
@@ -84,6 +87,7 @@ class Costs:
         switch_s: what a decode of another size than the one before costs more.
         previous: the size of the latest decode, 0 for none like it.
         n_decodes: observed so far.
+        version: changes when prices do, by more than a little; until then they may be remembered.
     """
 
     def __init__(self, kept: CostTable | None = None) -> None:
@@ -96,9 +100,12 @@ class Costs:
         self._reading = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
         self.n_decodes = 0
-        self._view: Seconds | None = None
+        self._steady: Seconds = {}
+        self._pace = 1.0
+        self.version = 0
         self.switch_s = _switch_s(self._kept.same, self._kept.other)
         self.previous = 0
+        self._renew()
 
     # what happened
 
@@ -110,15 +117,37 @@ class Costs:
         same = n_tokens == self.previous
         self.previous = n_tokens
         believed = self._all[n_tokens].observe(seconds)
-        (self._same if same else self._other)[n_tokens].observe(seconds)
+        alike = (self._same if same else self._other)[n_tokens]
+        alike.observe(seconds)
         expected = self._kept_s(n_tokens, same)
         if believed and expected:
             self._paces.append(seconds / expected)
         self.n_decodes += 1
-        self._view = None
-        self._learn_switch()
+        due = alike.count == 2 or self.n_decodes % _RENEWAL == 0
+        if due or self._is_news(n_tokens):
+            self._learn_switch()
+            self._renew()
         if n_tokens == n_lives:
             self._check_yardstick(n_lives, seconds, same)
+
+    def _is_news(self, n_tokens: int) -> bool:
+        """Whether prices are no longer what they were taken to be."""
+        times = self._same if self.switch_s else self._all
+        typical = times.get(n_tokens)
+        if typical is None or typical.count < 2:
+            return self._is_off(self.pace, self._pace)
+        known = self._steady.get(n_tokens)
+        return known is None or self._is_off(typical.value, known)
+
+    @staticmethod
+    def _is_off(now: float, known: float) -> bool:
+        return abs(now - known) > _NEWS * known
+
+    def _renew(self) -> None:
+        """Take what is typical now for the prices."""
+        self._pace = self.pace
+        self._steady = self._typical_steady()
+        self.version += 1
 
     def _kept_s(self, n_tokens: int, same: bool) -> float | None:
         """The kept table's own figure."""
@@ -150,7 +179,10 @@ class Costs:
         """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
         if n_looks > 0:
             table = self._draft.setdefault((name, n_lives), defaultdict(Typical))
+            before = table[n_looks].value
             table[n_looks].observe(seconds)
+            if self._is_off(table[n_looks].value, before):
+                self.version += 1
 
     # what to expect
 
@@ -185,12 +217,10 @@ class Costs:
 
     def steady(self) -> Seconds:
         """Seconds by size, each after a decode of the same size."""
-        if self._view is None:
-            self._view = self._steady()
-        return self._view
+        return self._steady
 
-    def _steady(self) -> Seconds:
-        pace = self.pace
+    def _typical_steady(self) -> Seconds:
+        pace = self._pace
         if not self.switch_s:
             kept = self._kept.other | self._kept.same
             return {n: s * pace for n, s in kept.items()} | _values(self._all)

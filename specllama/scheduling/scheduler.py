@@ -34,9 +34,9 @@ _PLAN_AGE = 64
 _PLAN_NODES = 24
 _PLAN_DEPTH = 8
 _TREE_WIDTH = 4
-_OUTLOOK_AGE = 8
+_OUTLOOK_AGE = 32
 _OUTLOOK_TOKENS = 16
-_SIZE_AGE = 64
+_SIZE_AGE = 256
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
 _CLEARLY = 1.02
 _CHEAPER = 0.95
@@ -110,8 +110,11 @@ class Scheduler:
         self._patience: dict[str, _Patience] = {}
         self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
         self._outlooks: dict[tuple[str, str, int, int], tuple[int, Outlook]] = {}
-        self._memo: dict[int, float] = {}
+        self._batch_s: dict[int, float] = {}
+        self._worst_s: dict[int, float] = {}
+        self._draft_s: dict[tuple[str, int], float] = {}
         self._sizes: dict[int, int] = {}
+        self._priced = (0, 0)
         self._size = 0
         self._size_age = 0
         self._overhead = Typical()
@@ -121,8 +124,9 @@ class Scheduler:
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
-        if n_live != self.n_live:
-            self.n_live = n_live
+        self.n_live = n_live
+        if self._priced != (n_live, self.costs.version):
+            self._priced = (n_live, self.costs.version)
             self._forget_prices()
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
@@ -165,15 +169,17 @@ class Scheduler:
 
     def batch_s(self, n_tokens: int) -> float:
         """Seconds of a round's target decodes if each sequence brings so many tokens."""
-        if n_tokens not in self._memo:
-            self._memo[n_tokens] = self._in_batches(self.n_live * n_tokens, self._decode_s)
-        return self._memo[n_tokens]
+        if n_tokens not in self._batch_s:
+            self._batch_s[n_tokens] = self._in_batches(self.n_live * n_tokens, self._decode_s)
+        return self._batch_s[n_tokens]
 
     def worst_s(self, n_tokens: int) -> float:
         """The same with dear guesses for sizes that were never measured."""
-        return self._in_batches(
-            self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
-        )
+        if n_tokens not in self._worst_s:
+            self._worst_s[n_tokens] = self._in_batches(
+                self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
+            )
+        return self._worst_s[n_tokens]
 
     def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
         full, rest = divmod(n_tokens, self._max_batch)
@@ -204,17 +210,25 @@ class Scheduler:
         return self.padded(n_tokens) if self._paying or n_tokens > self._plain_size else n_tokens
 
     def _cheapest(self, n_tokens: int) -> int:
-        kept, target_s = self._kept_size, self.costs.target_s
-        larger = [n for n in self.costs.steady() if n_tokens < n <= self._max_batch]
-        if not larger or not (self.costs.switch_s or self.costs.measured(n_tokens)):
+        costs, kept = self.costs, self._kept_size
+        if not (costs.switch_s or costs.measured(n_tokens)):
             return n_tokens
-        best = min(larger, key=lambda n: (target_s(n, kept), n))
-        pays = target_s(best, kept) < _CHEAPER * target_s(n_tokens, kept)
-        return best if pays else n_tokens
+        larger = [
+            (seconds + (costs.switch_s if n != kept else 0.0), n)
+            for n, seconds in costs.steady().items()
+            if n_tokens < n <= self._max_batch
+        ]
+        if not larger:
+            return n_tokens
+        seconds, best = min(larger)
+        return best if seconds < _CHEAPER * costs.target_s(n_tokens, kept) else n_tokens
 
     def draft_s(self, name: str, n_looks: int) -> float:
         """Seconds of so many positions in a row, for each sequence."""
-        return self.costs.draft_s(name, n_looks, self.n_live)
+        key = name, n_looks
+        if key not in self._draft_s:
+            self._draft_s[key] = self.costs.draft_s(name, n_looks, self.n_live)
+        return self._draft_s[key]
 
     def drafting_s(self, name: str, n_looks: int, n_lives: int) -> float | None:
         """What such drafting is expected to take, None where it was never measured."""
@@ -252,8 +266,8 @@ class Scheduler:
         return bisect_left(range(1, nodes + 1), True, key=dear)
 
     def _forget_prices(self) -> None:
-        self._memo.clear()
-        self._sizes.clear()
+        for prices in (self._batch_s, self._worst_s, self._draft_s, self._sizes):
+            prices.clear()
 
     # what drafting promises
 
@@ -362,7 +376,6 @@ class Scheduler:
             expected = costs.target_s(n_tokens, after=costs.previous or None) if known else None
             self._expected_s = None if expected is None else self._expected_s + expected
         costs.observe_target(n_tokens, seconds, n_lives)
-        self._forget_prices()
 
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
         """What a drafter took to look at so many positions of each sequence."""
