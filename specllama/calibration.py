@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from specllama.kept_costs import KeptCosts
-from specllama.llama import library
 from specllama.llama.context import Context, default_threads
 from specllama.llama.selftest import exact_range
-from specllama.loading import DraftModel, TargetModel, exact_context
+from specllama.loading import DraftModel, TargetModel, exact_context, is_offloaded
 from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
 from specllama.sampling.params import SamplingParams
@@ -197,7 +196,7 @@ class Calibration:
         """The configured counts again, and others; only where the CPU decodes."""
         context, options = self._target.context, self._options
         counts = thread_counts()
-        if len(counts) < 2 or _is_offloaded(options):
+        if len(counts) < 2 or is_offloaded(options.gpu_layers, options.device):
             return
         usual = options.threads or default_threads()
         try:
@@ -274,11 +273,6 @@ def thread_counts() -> list[int]:
     """1, 2, 4, ... and the cores this process may use."""
     cores = default_threads()
     return sorted({cores, *(1 << n for n in range(cores.bit_length()) if 1 << n <= cores)})
-
-
-def _is_offloaded(options: ModelOptions) -> bool:
-    names = [device["name"] for device in library.devices()]
-    return options.gpu_layers != 0 and any(not name.startswith("CPU") for name in names)
 
 
 def _part(start: float, end: float, label: str, steps: Iterator[float]) -> Iterator[Progress]:

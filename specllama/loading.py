@@ -11,6 +11,7 @@ from specllama.drafting.follower import Follower
 from specllama.errors import NotAModel, OutOfMemory
 from specllama.hub.pair import check_files
 from specllama.hub.resolve import resolve
+from specllama.llama import library
 from specllama.llama.context import Context, padded
 from specllama.llama.grammar import Grammars
 from specllama.llama.model import Model
@@ -117,7 +118,12 @@ def load_draft(
     except BaseException:
         model.close()
         raise
-    follower = Follower(context, pair.shared_size, pair.differing_ids)
+    follower = Follower(
+        context,
+        pair.shared_size,
+        pair.differing_ids,
+        one_by_one=is_offloaded(options.draft_gpu_layers, options.draft_device),
+    )
     return DraftModel(found.name, model, context, follower, pair)
 
 
@@ -163,6 +169,13 @@ def _context(
         cache_type_k="bf16" if options.exact else options.cache_type_k,
         cache_type_v="bf16" if options.exact else options.cache_type_v,
     )
+
+
+def is_offloaded(gpu_layers: int, device: str | None) -> bool:
+    """Whether a model with such settings runs on something else than the CPU here."""
+    if gpu_layers == 0 or device == "CPU":
+        return False
+    return any(not found["name"].startswith("CPU") for found in library.devices())
 
 
 def exact_context(model: Model, options: ModelOptions) -> Context:

@@ -12,6 +12,9 @@ from specllama.llama.cache import Backend, TokenCache
 from specllama.sampling.distribution import Distribution
 
 
+_FEW = 2
+
+
 class Follower:
     """What every drafter with a model does before it drafts.
 
@@ -19,11 +22,19 @@ class Follower:
         backend: the draft's context.
         n_shared: token ids below this mean the same in target and draft.
         never: ids below `n_shared` that do not, and so are never drafted.
+        one_by_one: read the few tokens of a round in decodes of one, since the device replays a
+            captured graph for a decode like the one before.
     """
 
     def __init__(
-        self, backend: Backend, n_shared: int | None = None, never: Collection[int] = ()
+        self,
+        backend: Backend,
+        n_shared: int | None = None,
+        never: Collection[int] = (),
+        *,
+        one_by_one: bool = False,
     ) -> None:
+        self._one_by_one = one_by_one
         self.cache = TokenCache(backend)
         self._agreed: dict[int, int] = {}
         self._n_shared = backend.n_vocab if n_shared is None else n_shared
@@ -83,11 +94,20 @@ class Follower:
         able = self.able(wants, self.backend.n_batch)
         if not able:
             return []
+        if self._one_by_one and len(able) == 1:
+            self._read_singly(able[0])
         pending = [want.ids[self.cache.length(want.key) :] for want in able]
         rows = self.decode([want.key for want in able], pending)
         for want in able:
             self.cache.guard(want.key, want.ids)
         return list(zip(able, rows, strict=True))
+
+    def _read_singly(self, want: Want) -> None:
+        """Read all but the last of a few pending tokens."""
+        pending = want.ids[self.cache.length(want.key) : -1]
+        if len(pending) <= _FEW:
+            for token in pending:
+                self.decode([want.key], [[token]])
 
     def decode(
         self, keys: Sequence[int], tokens: Sequence[Sequence[int]]

@@ -156,3 +156,15 @@ def test_drafters_that_share_a_model_count_its_time_once() -> None:
     follower = Follower(draft)
     engine = Engine(target, [ModelDrafter(follower), TreeDrafter(follower, first_branch=1)])
     assert engine.seconds_inside() == 2.5
+
+
+def test_reads_what_is_pending_one_by_one_where_decodes_are_replayed() -> None:
+    fake = FakeModel(WORDS)
+    drafter = ModelDrafter(Follower(fake, one_by_one=True))
+    (first,) = drafter.propose([want([1, 2, 3, 4, 5, 6])])
+    assert fake.batches[0] == 6, "a prompt is read at once"
+    ids = [1, 2, 3, 4, 5, 6, *first.tokens, 7]
+    fake.batches.clear()
+    (second,) = drafter.propose([want(ids)])
+    assert second.tokens == said(ids, 4)
+    assert set(fake.batches) == {1}
