@@ -11,7 +11,6 @@ from specllama.drafting.protocol import Drafter, Want
 from specllama.llama.cache import Backend, TokenCache
 from specllama.sampling.distribution import Distribution
 
-
 _FEW = 2
 
 
