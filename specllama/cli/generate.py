@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from specllama.cli import generate_beams, model_flags
+from specllama.cli import generate_batch, generate_beams, model_flags
 from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_prompt import whole_prompt
 from specllama.cli.generate_stats import stats_line
@@ -51,13 +51,24 @@ def generate(
     n_best: generate_beams.NBest = None,
     length_penalty: generate_beams.LengthPenalty = None,
     early_stopping: generate_beams.EarlyStopping = False,
+    batch: generate_batch.File = None,
+    output: generate_batch.Output = None,
+    parallel: generate_batch.Parallel = None,
     *,
     flags: ModelFlags,
 ) -> None:
-    """Answer one prompt and leave.
+    """Answer one prompt, or a file of them with --batch, and leave.
 
     The prompt is what comes on stdin, then each -f FILE with its name, then PROMPT.
     """
+    if batch is not None:
+        beside = {"PROMPT": prompt, "--file": files, "--jsonl": jsonl, "--show-draft": show_draft,
+                  "--stats": stats, "--explain": explain, "--beams": beams}  # fmt: skip
+        _nothing_beside("--batch", beside)
+        run = model_flags.resolve(flags)
+        return generate_batch.answer_all(run, batch, output, parallel, raw=raw)
+    if output is not None or parallel is not None:
+        raise UsageError("--output and --parallel need --batch.")
     text = whole_prompt(prompt, files or ())
     if text is None:
         out.line(context.get_help())
@@ -83,6 +94,12 @@ def generate(
         out.stats(stats_line(generation))
     if generation.finish_reason == "cancelled":
         raise typer.Exit(130)
+
+
+def _nothing_beside(option: str, others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if value:
+            raise UsageError(f"{name} and {option} cannot be used together.")
 
 
 def _start(decoder: SpeculativeDecoder, run: Run, text: str, *, raw: bool) -> Start:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from specllama.cli.output import out, printable
 from specllama.results import Generation, StreamEvent
@@ -56,14 +56,20 @@ def write_token(text: str, style: str = "") -> None:
         out.write(text)
 
 
+class Cancellable(Protocol):
+    """What can be told to stop, from a signal handler too."""
+
+    def cancel(self) -> None: ...
+
+
 class CtrlC:
-    """While entered, the first Ctrl-C cancels the watched stream instead of interrupting Python.
+    """While entered, the first Ctrl-C cancels what is watched instead of interrupting Python.
 
     An exception out of the middle of a decode would leave the caches in an unknown state.
     """
 
     def __init__(self) -> None:
-        self._stream: Stream | None = None
+        self._watched: Cancellable | None = None
         self._pressed = False
         self._before: Any = None
 
@@ -74,11 +80,11 @@ class CtrlC:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def watch(self, stream: Stream) -> None:
-        """Cancel `stream` on Ctrl-C, at once if it was pressed already."""
-        self._stream = stream
+    def watch(self, watched: Cancellable) -> None:
+        """Cancel it on Ctrl-C, at once if it was pressed already."""
+        self._watched = watched
         if self._pressed:
-            stream.cancel()
+            watched.cancel()
 
     def check(self) -> None:
         """Raise the KeyboardInterrupt that was held back."""
@@ -88,8 +94,8 @@ class CtrlC:
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         self.check()
         self._pressed = True
-        if self._stream is not None:
-            self._stream.cancel()
+        if self._watched is not None:
+            self._watched.cancel()
 
 
 @contextmanager

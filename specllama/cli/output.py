@@ -161,6 +161,26 @@ class Output:
             disable=self.mode != "human" or not sys.stderr.isatty(),
         )
 
+    def counter(self) -> Progress:
+        """A bar of things done, with the time left; as `progress`, and it leaves no trace."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        return Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console(),
+            transient=True,
+            disable=self.mode != "human" or not sys.stderr.isatty(),
+        )
+
     # Questions
 
     def confirm(self, question: str, *, yes: bool = False, hint: str = "") -> bool:
