@@ -25,6 +25,7 @@ from specllama.verification.types import Proposal
 
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
+_RESERVE_S = 0.005
 _HICCUP = 2.0
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
@@ -458,9 +459,12 @@ class Account:
 
     @property
     def slack_s(self) -> float:
-        """Seconds that the next round may lose: it emits a token, which takes a plain round."""
+        """Seconds that the next round may lose: it emits a token, which takes a plain round.
+
+        A little of the budget is left for decodes that take longer than they usually do.
+        """
         plain = self._plain + self._scheduler.plain_s / self._scheduler.n_live
-        return BUDGET_SHARE * plain + BUDGET_S - self._lost
+        return BUDGET_SHARE * plain + BUDGET_S - _RESERVE_S - self._lost
 
     @property
     def may_draft(self) -> bool:
