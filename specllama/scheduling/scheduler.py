@@ -27,6 +27,7 @@ BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
 _HICCUP = 2.0
+_DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
 _LAST_PROBE = 512
@@ -119,6 +120,7 @@ class Scheduler:
         self._size = 0
         self._size_age = 0
         self._overhead = Typical()
+        self._drag = 1.0
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
@@ -434,12 +436,17 @@ class Scheduler:
         return _HICCUP * (self._expected_s + max(share.bet.draft_s or 0.0 for share in shares))
 
     def _compare(self, seconds: float, shares: Sequence[Share]) -> None:
-        """Note prediction and measurement, in equal parts."""
+        """Note prediction and measurement, in equal parts.
+
+        Costs are medians; how much longer rounds take in the mean, hiccups and all, is learned.
+        """
         if not self._expected_s or any(share.bet.draft_s is None for share in shares):
             return
         drafting = max(share.bet.draft_s or 0.0 for share in shares)
         overhead = self._overhead.value if self._overhead.count else 0.0
-        predicted_s = self._expected_s + drafting + overhead
+        usual_s = self._expected_s + drafting + overhead
+        predicted_s = usual_s * self._drag
+        self._drag += _DRAG_WEIGHT * (min(seconds / usual_s, _HICCUP) - self._drag)
         for share in shares:
             forecast = share.stats.forecast
             forecast.rounds += 1
