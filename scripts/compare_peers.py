@@ -112,7 +112,9 @@ def questions(target: Path, args: argparse.Namespace) -> Asked:
         )  # fmt: skip
         warm_up = Request(*chat(WARM_UP), 32, Sampling(0.8), 1)
         ids = model.vocabulary.tokenize(LAW_PROMPT, special=True, add_bos=model.vocabulary.add_bos)
-        return Asked(asked, warm_up, Request(LAW_PROMPT, tuple(ids), LAW_TOKENS, LAW, 0))
+        return Asked(
+            asked, warm_up, Request(LAW_PROMPT, tuple(ids), LAW_TOKENS, LAW, 0, eager=True)
+        )
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:

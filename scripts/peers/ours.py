@@ -10,6 +10,9 @@ from specllama.errors import SpecllamaError
 from specllama.results import Generation
 from specllama.stream import Stream
 
+EAGER_LENGTH = 3
+"""llama.cpp's default, for the same test."""
+
 
 class Engine:
     """One decoder that several arms share; it is opened with the first and closed with the last."""
@@ -66,12 +69,13 @@ class Ours(Peer):
 
     def ask(self, request: Request) -> Reply:
         assert self._decoder is not None
+        eager = {"adaptive": False, "draft_max": EAGER_LENGTH} if request.eager else {}
         params = GenerationParams(
             max_tokens=request.n,
             sampling=SamplingParams(**request.sampling.to_dict()),  # type: ignore[arg-type]
             seed=request.seed,
             logprobs=False,
-            **self._settings,
+            **{**self._settings, **eager},
         )
         self._decoder.forget()
         try:

@@ -31,13 +31,20 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. `text` and `ids` are the same prompt; `n` is the most tokens."""
+    """What is asked for.
+
+    Attributes:
+        text, ids: the same prompt.
+        n: the most tokens.
+        eager: draft whether that pays or not, where a peer has a choice: a law is tested with it.
+    """
 
     text: str
     ids: tuple[int, ...]
     n: int
     sampling: Sampling
     seed: int
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
