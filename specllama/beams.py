@@ -54,7 +54,8 @@ class BeamSearcher:
         self._check(params)
         started = time.perf_counter()
         key = self.engine.hold(ids, on_prompt)
-        branches = Branches(self.engine.cache, key, self.engine.spare)
+        linear = self.engine.linear
+        branches = Branches(self.engine.cache, key, self.engine.spare, in_order=linear)
         drafter = self._drafter(params.drafter, key, ids)
         search = self._begin(ids, params, branches, drafter)
         try:
@@ -87,7 +88,8 @@ class BeamSearcher:
         if backend.rollback != "free":
             raise UsageError("This model's memory cannot branch: it has no beam search.")
         # every live beam may have a path of its own while the next ones are begun
-        most = min(len(self.engine.spare) // 2, backend.n_batch, backend.n_outputs)
+        n_ids = max(0, len(self.engine.spare) - self.engine.linear)
+        most = min(n_ids // 2, backend.n_batch, backend.n_outputs)
         if params.width > most:
             raise UsageError(f"{params.width} beams; there is room for {most}.")
         if params.drafter == "model" and self.follower is None:
@@ -121,6 +123,7 @@ class BeamSearcher:
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
                 draft_max=params.draft_max,
+                max_batch=self.engine.max_batch,
             ),
             self.vocabulary.is_eog,
             drafter=drafter,

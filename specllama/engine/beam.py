@@ -60,6 +60,8 @@ class BeamSettings:
         early_stopping: stop at `width` finished hypotheses; otherwise when no live beam can
             become better than the worst of them.
         draft_max: the most levels of a tree.
+        max_batch: the most tokens of a batch, where live beams alone do not need more; None for
+            what the backend takes.
     """
 
     width: int
@@ -67,6 +69,7 @@ class BeamSettings:
     length_penalty: float = 1.0
     early_stopping: bool = False
     draft_max: int = 16
+    max_batch: int | None = None
 
 
 class BeamSearch:
@@ -180,7 +183,8 @@ class BeamSearch:
             return []
         depth = min(self._levels, self._settings.max_tokens - self.steps - 1)
         leaves = self._branches.n_free - n_missing
-        nodes = min(self._backend.n_batch, self._backend.n_outputs) - n_missing
+        most = min(self._backend.n_batch, self._backend.n_outputs)
+        nodes = max(0, min(most, self._settings.max_batch or most) - n_missing)
         while nodes > 0 and not self._branches.make_room(n_missing + nodes):
             nodes //= 2
         size = Size(_WIDER * self._settings.width, depth, nodes, leaves)

@@ -56,17 +56,25 @@ class Branches:
     Args:
         key: a sequence that holds the text before the root, and nothing else.
         spare: sequence ids for the paths.
+        in_order: put every token behind all earlier ones, never into the cell of a dropped one, as
+            long as there is room. The order of cells along a path is then that of its tokens, and
+            so are llama.cpp's sums: the same bits whatever else was decoded (docs/exactness.md).
 
     Attributes:
         n_before: tokens before the root.
     """
 
-    def __init__(self, cache: TokenCache, key: int, spare: Sequence[int]) -> None:
+    def __init__(
+        self, cache: TokenCache, key: int, spare: Sequence[int], *, in_order: bool = False
+    ) -> None:
         self._cache = cache
         self._backend = cache.backend
         self._key = key
-        self._spare = spare
-        self._free = list(spare)
+        # whatever was decoded stays with one of the ids, so that its cells are not used again
+        self._attic = spare[0] if in_order else None
+        self._spare = spare[in_order:]
+        self._free = list(self._spare)
+        self._n_cells = 0
         self._homes: dict[Node, int] = {}
         self.n_before = cache.length(key)
 
@@ -89,7 +97,15 @@ class Branches:
 
     def make_room(self, n_nodes: int) -> bool:
         """Whether so many nodes fit beside those that are held; idle sequences give way."""
-        return self._cache.make_room(len(self._homes) + n_nodes, (self._key,))
+        if self._cache.make_room(self._n_cells + n_nodes, (self._key,)):
+            return True
+        self._clear_attic()
+        return self._cache.make_room(self._n_cells + n_nodes, (self._key,))
+
+    def _clear_attic(self) -> None:
+        if self._attic is not None:
+            self._backend.drop(self._attic)
+        self._n_cells = len(self._homes)
 
     def decode(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
         """Put nodes into the cache and get the logits after each.
@@ -113,6 +129,7 @@ class Branches:
             [True] * len(nodes),
         )
         self._homes.update((node, ids[node][0]) for node in nodes)
+        self._n_cells += len(nodes)
         return rows
 
     def _fork_for(self, leaf: Node, ids: dict[Node, list[int]]) -> None:
@@ -127,6 +144,10 @@ class Branches:
 
     def keep(self, tips: Sequence[Node]) -> None:
         """Hold nothing but the paths down to these nodes, as far as they are held."""
+        used = [seq for seq in self._spare if seq not in self._free]
+        if self._attic is not None:
+            for seq in used:
+                self._backend.retain(seq, self._attic)
         homes: dict[Node, int] = {}
         held = {self._lowest_held(tip) for tip in tips} - {None}
         for tip in sorted(held, key=lambda node: -node.depth):
@@ -139,11 +160,13 @@ class Branches:
                 homes[node] = home
                 node = node.parent
         kept = set(homes.values())
-        for seq in self._spare:
-            if seq not in kept and seq not in self._free:
+        for seq in used:
+            if seq not in kept:
                 self._backend.drop(seq)
         self._homes = homes
         self._free = [seq for seq in self._spare if seq not in kept]
+        if self._attic is None:
+            self._n_cells = len(homes)
 
     def _lowest_held(self, node: Node) -> Node | None:
         here: Node | None = node
@@ -157,3 +180,4 @@ class Branches:
             self._backend.drop(seq)
         self._homes = {}
         self._free = list(self._spare)
+        self._clear_attic()

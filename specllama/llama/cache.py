@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.errors import EngineError
+
 Progress = Callable[[int, int], None]
 """(tokens done, tokens in all) of a prompt."""
 
@@ -45,6 +47,9 @@ class Backend(Protocol):
     def fork(self, source: int, target: int) -> None:
         """Let `target` share the cells of `source`."""
 
+    def retain(self, source: int, target: int) -> None:
+        """Let `target` hold the cells of `source` beside its own; it can only be dropped then."""
+
     def adopt(self, source: int, target: int, start: int) -> None:
         """Replace the cells of `target` from position `start` on by those of `source`."""
 
@@ -59,6 +64,12 @@ class Backend(Protocol):
 
     def restore(self, seq: int, length: int) -> None:
         """Go back to the saved state, which had `length` tokens."""
+
+    def state(self, seq: int) -> bytes:
+        """All that the cache holds of a sequence."""
+
+    def set_state(self, seq: int, state: bytes) -> None:
+        """Give an empty sequence what `state` told of one."""
 
 
 class TokenCache:
@@ -81,6 +92,10 @@ class TokenCache:
     def length(self, seq: int) -> int:
         """Tokens of `seq` in the cache."""
         return len(self._tokens.get(seq, ()))
+
+    def tokens(self, seq: int) -> list[int]:
+        """Those tokens."""
+        return list(self._tokens.get(seq, ()))
 
     def record(self, seq: int, tokens: Sequence[int]) -> None:
         """Note tokens that a batch has just put at the end of `seq`."""
@@ -203,12 +218,35 @@ class TokenCache:
             )
             self.record(seq, part)
 
+    def load(self, seq: int, ids: Sequence[int], state: bytes) -> None:
+        """Hold `ids`, whose `Backend.state` was this; other sequences may have to go.
+
+        Raises:
+            EngineError: there is no room, or it is not such a state.
+        """
+        self.forget(seq)
+        try:
+            if not self.make_room(len(ids), (seq,)):
+                raise EngineError("The KV cache has no room for this conversation.")
+            self.backend.set_state(seq, state)
+            if self.backend.length(seq) != len(ids):
+                raise EngineError("The saved state is not of this text.")
+        except BaseException:
+            self.repair(seq)
+            raise
+        self.record(seq, ids)
+
     def forget(self, seq: int) -> None:
         """Empty a sequence."""
         if self.length(seq):
             self.backend.drop(seq)
         self._cut(seq, 0)
         self._saved.pop(seq, None)
+
+    def clear(self) -> None:
+        """Empty all sequences."""
+        for seq in self._tokens:
+            self.forget(seq)
 
     def repair(self, seq: int) -> None:
         """Make backend and mirror agree after a call that was broken off half-way."""

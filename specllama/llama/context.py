@@ -182,6 +182,10 @@ class Context:
         self._lib.llama_memory_seq_rm(self._memory, target, -1, -1)
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
+    def retain(self, source: int, target: int) -> None:
+        """Let `target` hold the cells of `source` beside its own; it can only be dropped then."""
+        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
     def adopt(self, source: int, target: int, start: int) -> None:
         """Replace the cells of `target` from position `start` on by those of `source`."""
         self._lib.llama_memory_seq_rm(self._memory, target, start, -1)
@@ -197,10 +201,13 @@ class Context:
 
     def save(self, seq: int) -> None:
         """Remember the recurrent state of `seq` (one per sequence), for `restore`."""
-        size = self._lib.llama_state_seq_get_size_ext(self._handle, seq, _PARTIAL_ONLY)
+        self._saved[seq] = self._read_state(seq, _PARTIAL_ONLY)
+
+    def _read_state(self, seq: int, flags: int) -> ctypes.Array[ctypes.c_uint8]:
+        size = self._lib.llama_state_seq_get_size_ext(self._handle, seq, flags)
         buffer = (ctypes.c_uint8 * size)()
-        self._lib.llama_state_seq_get_data_ext(self._handle, buffer, size, seq, _PARTIAL_ONLY)
-        self._saved[seq] = buffer
+        self._lib.llama_state_seq_get_data_ext(self._handle, buffer, size, seq, flags)
+        return buffer
 
     def restore(self, seq: int, length: int) -> None:
         """Go back to the saved state, taken when `seq` had `length` tokens."""
@@ -210,6 +217,22 @@ class Context:
         )
         if read == 0 or not self.truncate(seq, length):
             raise EngineError("llama.cpp could not restore a saved state of this model.")
+
+    def state(self, seq: int) -> bytes:
+        """All that the cache holds of `seq`, in llama.cpp's own format."""
+        return bytes(self._read_state(seq, 0))
+
+    def set_state(self, seq: int, state: bytes) -> None:
+        """Give `seq`, which is empty, what `state` told of a sequence of this model.
+
+        Raises:
+            EngineError: it is of another model or cache, or there is no room.
+        """
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        library.forget_log()
+        if not self._lib.llama_state_seq_set_data_ext(self._handle, buffer, len(state), seq, 0):
+            errors = " ".join(library.recent_errors())
+            raise EngineError(f"llama.cpp cannot use a saved state: {errors or 'no reason given'}.")
 
     def close(self) -> None:
         """Free the cache. The model stays loaded."""

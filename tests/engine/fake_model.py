@@ -141,6 +141,11 @@ class FakeModel:
             if source in cell.sequences:
                 cell.sequences.add(target)
 
+    def retain(self, source: int, target: int) -> None:
+        for cell in self.cells:
+            if source in cell.sequences:
+                cell.sequences.add(target)
+
     def adopt(self, source: int, target: int, start: int) -> None:
         self._remove(target, start)
         for cell in self.cells:
@@ -164,6 +169,12 @@ class FakeModel:
             raise BatchError(f"the saved state has {len(saved)} tokens, not {length}")
         self.drop(seq)
         self.cells += [Cell(place, token, {seq}) for place, token in enumerate(saved)]
+
+    def state(self, seq: int) -> bytes:
+        return bytes(self.tokens(seq))
+
+    def set_state(self, seq: int, state: bytes) -> None:
+        self.cells += [Cell(place, token, {seq}) for place, token in enumerate(state)]
 
     # what tests look at
 
