@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specllama import saved
 from specllama.beams import BeamSearcher, OnStep
 from specllama.calibration import Calibration, first_look
 from specllama.drafters import Drafters
@@ -180,6 +181,31 @@ class SpeculativeDecoder:
             self._engine.scheduler.recall(
                 first_look(self._target.context, loaded.context if loaded else None)
             )
+
+    def save(self, path: str | Path) -> None:
+        """Write the last conversation's caches to a file, for `restore`.
+
+        Raises:
+            UsageError: nothing was said yet, or the file cannot be written.
+        """
+        self._end_open_stream()
+        saved.save(Path(path), self._engine, self._target, self._draft, self.options)
+
+    def restore(self, path: str | Path) -> int:
+        """Take a conversation up where it was saved; prompts that go on from it read only what is
+        new.
+
+        Returns:
+            How many tokens need not be read again.
+
+        Raises:
+            ModelError: no such file, a damaged one, or one of another model, llama.cpp or cache
+                format.
+            UsageError: it is longer than the context.
+            EngineError: llama.cpp refused it.
+        """
+        self._end_open_stream()
+        return saved.restore(Path(path), self._engine, self._target, self._draft, self.options)
 
     def forget(self) -> None:
         """Start as if nothing had been said: empty caches, drafters that remember nothing.

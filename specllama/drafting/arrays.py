@@ -26,7 +26,7 @@ from specllama.errors import ModelError
 _PREAMBLE = struct.Struct("<8sIII")
 _ALIGNMENT = 64
 _BLOCK = 8192
-_DTYPES = ("<u2", "<u4", ">u4")
+_DTYPES = ("|u1", "<u2", "<u4", ">u4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,11 @@ class Follower:
         foreign = np.isin(law.ids, self._never, assume_unique=True)
         return Distribution.from_weights(law.ids, np.where(foreign, 0.0, law.probs))
 
+    def forget(self) -> None:
+        """Empty the cache."""
+        self.cache.clear()
+        self._agreed.clear()
+
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on; it may hold half a batch."""
         self.cache.repair(key)
@@ -179,3 +184,7 @@ class FollowingDrafter(Drafter):
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on."""
         self._follower.rewind(key, length)
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self._follower.forget()

@@ -82,6 +82,7 @@ class GuessedDrafter(FollowingDrafter):
 
     def forget(self) -> None:
         """Forget everything, the guessers too."""
+        super().forget()
         for guesser in self._guessers:
             guesser.forget()
         self.stages.clear()

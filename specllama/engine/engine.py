@@ -184,6 +184,28 @@ class Engine:
             return nearest
         return min(free, key=lambda slot: self._ended[slot])
 
+    @property
+    def latest_slot(self) -> int | None:
+        """The slot of the sequence that ended last, None before the first one."""
+        ended = [slot for slot in self._history if slot not in self._live and self._ended[slot]]
+        return max(ended, key=lambda slot: self._ended[slot], default=None)
+
+    def take_in(self, ids: Ids[int]) -> int:
+        """Make the slot that was idle for longest one of this text; its caches are up to you.
+
+        Raises:
+            UsageError: no slot is free.
+        """
+        free = [slot for slot in self._history if slot not in self._live]
+        if not free:
+            raise UsageError("Every slot is busy.", "Wait for a generation to end.")
+        slot = min(free, key=lambda slot: self._ended[slot])
+        self._rewind_drafters(slot, _common(self._history[slot], ids))
+        self._history[slot] = list(ids)
+        self._n_ended += 1
+        self._ended[slot] = self._n_ended
+        return slot
+
     def _wanted(self, live: Sequence) -> list[Drafter]:
         return [drafter for drafter in self.drafters if drafter.name in live.request.drafters]
 
@@ -436,9 +458,9 @@ class Engine:
         """
         if self._live:
             raise EngineError("A generation is still running.", "Cancel it first.")
+        self.cache.clear()
         for key in self._history:
             self._history[key] = []
-            self.cache.forget(key)
             self._rewind_drafters(key, 0)
         for drafter in self.drafters:
             drafter.forget()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specllama.errors import EngineError
 from specllama.llama.cache import TokenCache
 from tests.engine.fake_model import FakeModel, Fault, language
 
@@ -116,3 +117,69 @@ def test_repair(cache: TokenCache, when: Any) -> None:
 def test_repair_where_nothing_was_ever_held(cache: TokenCache) -> None:
     cache.repair(0)
     assert cache.length(0) == 0
+
+
+class TestSharing:
+    def test_cells_are_shared_and_counted_once(self) -> None:
+        cache = cache_over("free", n_seq=3)
+        cache.fill(0, FIRST)
+        assert cache.share_prefix(1, [*FIRST[:4], 9, 9]) == 4
+        assert (cache.n_cells, len(cache.backend.cells)) == (6, 6)  # type: ignore[attr-defined]
+        cache.fill(1, [*FIRST[:4], 9, 9])
+        cache.truncate(0, 2)
+        cache.forget(0)
+        assert cache.backend.tokens(1) == (*FIRST[:4], 9, 9)  # type: ignore[attr-defined]
+        assert (cache.n_cells, len(cache.backend.cells)) == (6, 6)  # type: ignore[attr-defined]
+        cache.forget(1)
+        assert cache.n_cells == 0
+
+    def test_own_cells_come_first(self) -> None:
+        cache = cache_over("free", n_seq=2)
+        cache.fill(0, FIRST)
+        cache.fill(1, FIRST)
+        assert cache.share_prefix(1, FIRST) == 6
+        assert cache.n_cells == 12
+
+    def test_what_cannot_be_cut_is_not_shared(self) -> None:
+        cache = cache_over("checkpoint", n_seq=2)
+        cache.fill(0, FIRST)
+        assert cache.share_prefix(1, FIRST) == 0
+
+    def test_room_is_made_of_what_was_unused_for_longest(self) -> None:
+        cache = cache_over("free", n_seq=4, n_ctx=20)
+        for seq in (2, 0, 1):
+            cache.fill(seq, FIRST)
+        cache.fill(2, [*FIRST, 7])
+        assert cache.make_room(1, keep=())
+        assert cache.n_cells == 19
+        assert cache.make_room(5, keep=())
+        assert [cache.length(seq) for seq in (0, 1, 2)] == [0, 6, 7]
+        assert not cache.make_room(9, keep=(1, 2))
+        assert cache.n_cells == 13
+
+
+class TestLoading:
+    def test_a_state_comes_back_anywhere(self, cache: TokenCache) -> None:
+        cache.fill(0, FIRST)
+        state = cache.backend.state(0)
+        other = cache_over(cache.backend.rollback, n_seq=2)
+        other.fill(0, OTHER)
+        other.load(0, FIRST, state)
+        agree(other, FIRST)
+        other.fill(0, [*FIRST, 7])
+        agree(other, [*FIRST, 7])
+        assert other.n_cells == 7
+
+    def test_another_texts_state(self, cache: TokenCache) -> None:
+        cache.fill(0, FIRST)
+        state = cache.backend.state(0)
+        with pytest.raises(EngineError, match="not of this text"):
+            cache.load(0, FIRST[:3], state)
+        assert cache.n_cells <= 3
+        agree(cache, FIRST)
+
+    def test_no_room(self) -> None:
+        cache = cache_over("free", n_ctx=5)
+        with pytest.raises(EngineError, match="no room"):
+            cache.load(0, FIRST, bytes(FIRST))
+        assert cache.length(0) == 0
