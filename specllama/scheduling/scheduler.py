@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
 from specllama.results import SpecStats
@@ -111,7 +111,7 @@ class Scheduler:
         self._acceptance: dict[str, Acceptance] = {}
         self._patience: dict[str, _Patience] = {}
         self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
-        self._outlooks: dict[tuple[str, str, int, int], tuple[int, Outlook]] = {}
+        self._outlooks: dict[tuple[str, str, int, int], tuple[int, Outlook, float]] = {}
         self._batch_s: dict[int, float] = {}
         self._worst_s: dict[int, float] = {}
         self._draft_s: dict[tuple[str, int], float] = {}
@@ -305,11 +305,13 @@ class Scheduler:
         return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
 
     def _cached(self, key: tuple[str, str, int, int], look: Callable[[], Outlook]) -> Outlook:
-        age, found = self._outlooks.get(key, (_OUTLOOK_AGE, None))
+        """Looked at anew now and then; in between, it is as fast against plain decoding as then."""
+        now = self.plain_s
+        age, found, then = self._outlooks.get(key, (_OUTLOOK_AGE, None, now))
         if found is None or age >= _OUTLOOK_AGE:
-            age, found = 0, look()
-        self._outlooks[key] = (age + 1, found)
-        return found
+            age, found, then = 0, look(), now
+        self._outlooks[key] = age + 1, found, then
+        return replace(found, seconds=found.seconds * now / then)
 
     def settle_size(self, best_rate: Callable[[], float]) -> None:
         """Choose now and then which size of decodes to keep, where changing it costs.

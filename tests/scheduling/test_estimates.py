@@ -343,6 +343,17 @@ class TestOutlook:
         assert acceptance.at_depth(0) == pytest.approx(0.5, abs=0.05)
         assert chain(known).rate > 1.03 * known.plain_rate()
 
+    def test_a_machine_that_becomes_slow_changes_no_promise(self) -> None:
+        """Looked at a moment ago, when all decodes took a tenth of the time."""
+        known = Scheduler()
+        known.recall(CostTable(same={1: 0.01, 2: 0.019, 4: 0.037}, draft={"model": {1: 0.002}}))
+        assert chain(known).rate < known.plain_rate()
+        for _ in range(6):
+            known.begin(1)
+            known.observe_batch(1, 0.1)
+        assert known.plain_rate() == pytest.approx(10.0)
+        assert chain(known).rate < known.plain_rate()
+
     @pytest.mark.parametrize(("wide_s", "least", "most"), [(0.011, 12, 15), (0.1, 1, 3)])
     def test_wide_trees_where_wide_is_cheap(self, wide_s: float, least: int, most: int) -> None:
         known = Scheduler()
