@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from specllama.cli.model_flags import read_text
 from specllama.cli.output import out
@@ -39,7 +39,7 @@ _GENERATION = {
 }
 _KINDS = {float: "a number", int: "a whole number", str: "a text", list: "a list of texts",
           dict: "an object"}  # fmt: skip
-_ROLES = ("system", "user", "assistant")
+Role = Literal["system", "user", "assistant"]
 
 Answer = dict[str, Any]
 
@@ -103,7 +103,7 @@ def _line(number: int, text: str) -> Line:
     return Line(number, own, digest, request, named=True)
 
 
-def prompt_of(line: Line, system: str) -> str | list[tuple[str, str]]:
+def prompt_of(line: Line, system: str) -> str | list[tuple[Role, str]]:
     """A text to continue, or (role, content) of a conversation.
 
     Args:
@@ -125,11 +125,11 @@ def prompt_of(line: Line, system: str) -> str | list[tuple[str, str]]:
     return turns
 
 
-def _message(message: Any) -> tuple[str, str]:
+def _message(message: Any) -> tuple[Role, str]:
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
         raise UsageError("A message is an object of role and content.")
-    if message["role"] not in _ROLES:
-        raise UsageError(f"Unknown role {message['role']!r}. Choose from: {', '.join(_ROLES)}.")
+    if message["role"] not in get_args(Role):
+        raise UsageError(f"Unknown role {message['role']!r}. Choose from: {', '.join(get_args(Role))}.")
     return message["role"], _typed("content", message["content"], str)
 
 

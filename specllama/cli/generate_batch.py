@@ -159,9 +159,11 @@ class Batch:
             raise UsageError("--raw continues texts; this line has messages.")
         from specllama.text.chat import Message
 
-        system = [("system", self._run.system)] if self._run.system else []
-        turns = [*system, ("user", prompt)] if isinstance(prompt, str) else prompt
-        messages = [Message(role, text) for role, text in turns]
+        if isinstance(prompt, str):
+            messages = [Message("system", self._run.system)] if self._run.system else []
+            messages.append(Message("user", prompt))
+        else:
+            messages = [Message(role, text) for role, text in prompt]
         return self._pool.submit_chat(messages, params, on_event=on_event)
 
     def _take(self, line: Line, ticket: Ticket) -> None:
