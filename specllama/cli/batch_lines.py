@@ -128,8 +128,9 @@ def prompt_of(line: Line, system: str) -> str | list[tuple[Role, str]]:
 def _message(message: Any) -> tuple[Role, str]:
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
         raise UsageError("A message is an object of role and content.")
-    if message["role"] not in get_args(Role):
-        raise UsageError(f"Unknown role {message['role']!r}. Choose from: {', '.join(get_args(Role))}.")
+    roles = get_args(Role)
+    if message["role"] not in roles:
+        raise UsageError(f"Unknown role {message['role']!r}. Choose from: {', '.join(roles)}.")
     return message["role"], _typed("content", message["content"], str)
 
 
