@@ -33,7 +33,7 @@ COMMANDS = {
     "config": ("specllama.cli.config:app", "Where settings come from."),
     "ngram": ("specllama.cli.ngram:app", "N-gram models that draft: trained once, no draft model."),
     "store": ("specllama.cli.store:app", "Past answers that drafts are taken from."),
-    "calibrate": ("specllama.cli.calibrate:calibrate", "Measure what decodes cost here, and keep it."),
+    "calibrate": ("specllama.cli.calibrate:calibrate", "Measure what decodes cost here, once."),
     "bench": ("specllama.cli.bench:bench", "Measure what drafting gains on this machine."),
     "doctor": ("specllama.cli.doctor:doctor", "Facts about this installation, for bug reports."),
 }

@@ -325,7 +325,7 @@ _FORMATS = ("json_schema", "json_schema_file", "grammar", "grammar_file")
 _BESIDE_SETTINGS = ("system_file", "chat_template", "logit_bias", "predict_file", *_FORMATS)
 
 
-def _format(beside: Mapping[str, Any]) -> dict[str, str]:
+def _format(beside: Mapping[str, Any]) -> dict[str, Any]:
     """What the answer has to follow, as a field of `GenerationParams`.
 
     Raises:
@@ -339,12 +339,13 @@ def _format(beside: Mapping[str, Any]) -> dict[str, str]:
         raise UsageError(f"{first} and {second} cannot be used together.")
     (name,) = given
     text = read_text(beside[name]) if name.endswith("_file") else beside[name]
-    params = GenerationParams(**{name.removesuffix("_file"): text})
+    fields: dict[str, Any] = {name.removesuffix("_file"): text}
+    params = GenerationParams(**fields)
     if (schema := params.schema()) is not None:
         from specllama.text.schema import to_gbnf
 
         to_gbnf(schema)  # what cannot be served is said before models are loaded
-    return {name.removesuffix("_file"): text}
+    return fields
 
 
 def typed(name: str, text: str) -> Any:

@@ -149,7 +149,8 @@ class Branches:
             for seq in used:
                 self._backend.retain(seq, self._attic)
         homes: dict[Node, int] = {}
-        held = {self._lowest_held(tip) for tip in tips} - {None}
+        lowest = map(self._lowest_held, tips)
+        held = {node for node in lowest if node is not None}
         for tip in sorted(held, key=lambda node: -node.depth):
             if tip in homes:
                 continue

@@ -205,7 +205,7 @@ class Context:
 
     def _read_state(self, seq: int, flags: int) -> ctypes.Array[ctypes.c_uint8]:
         size = self._lib.llama_state_seq_get_size_ext(self._handle, seq, flags)
-        buffer = (ctypes.c_uint8 * size)()
+        buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * int(size))()
         self._lib.llama_state_seq_get_data_ext(self._handle, buffer, size, seq, flags)
         return buffer
 
