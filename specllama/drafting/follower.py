@@ -52,6 +52,7 @@ class Follower:
 
     def read_prompt(self, key: int, ids: Sequence[int]) -> None:
         """Read the first ids of a prompt, as far as they go, but for the last one."""
+        self.begin(key, ids)
         if self._hold_prefix(key, ids):
             self.cache.fill(key, ids[:-1])
 

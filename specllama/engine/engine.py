@@ -254,8 +254,13 @@ class Engine:
         return max(1, min(self.backend.n_batch // n_lives, self._max_batch))
 
     def _read_chunk(self, live: Sequence, budget: int) -> int:
-        """Read up to so many tokens, where there is room for all of the sequence; how many."""
-        held = self.cache.length(live.key)
+        """Read up to so many tokens, where there is room for all of the sequence; how many.
+
+        What a sequence before it has just read of the same prompt is shared.
+        """
+        before = self.cache.length(live.key)
+        held = self.cache.share_prefix(live.key, live.ids[:-1])
+        live.n_cached = min(live.n_cached + held - before, held)
         if not self.cache.make_room(len(live.ids) - held, self._elders(live)):
             return 0
         end = min(len(live.ids) - 1, held + budget)
@@ -264,7 +269,8 @@ class Engine:
             drafter.read(live.key, live.ids[: end + 1])
         self.cache.fill(live.key, live.ids[:end], self._max_batch)
         seconds = time.perf_counter() - started
-        self.scheduler.costs.observe_reading(end - held, seconds)
+        if end > held:
+            self.scheduler.costs.observe_reading(end - held, seconds)
         live.was_read(end, seconds)
         return end - held
 

@@ -68,6 +68,20 @@ class TestSharedPrefixes:
         run_all(engine, lives)
         assert [reply(live) for live in lives] == [expected(WORDS, one, 192)[0] for one in asked]
 
+    def test_prompts_that_come_together_are_read_once(self) -> None:
+        target = FakeModel(WORDS, n_seq=3, n_ctx=192)
+        draft = FakeModel(near(WORDS, 5, 0.4), n_seq=3, n_ctx=192)
+        engine = Engine(target, [following(draft)], n_slots=3)
+        lives = [engine.add(request([*SYSTEM, n, 5], max_tokens=12)) for n in range(3)]
+        engine.step()
+        assert [live.n_cached for live in lives] == [0, len(SYSTEM), len(SYSTEM)]
+        for fake in (target, draft):
+            read = [cell for cell in fake.cells if cell.position < len(SYSTEM)]
+            assert len(read) == len(SYSTEM)
+        run_all(engine, lives)
+        for live in lives:
+            assert reply(live) == expected(WORDS, live.request, 192)[0]
+
     def test_cells_are_counted_once(self) -> None:
         target = FakeModel(WORDS, n_seq=2, n_ctx=192)
         engine = Engine(target, n_slots=2)
