@@ -26,6 +26,7 @@ from specllama.verification.types import Proposal
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
+_RISKED = 1.25
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
@@ -470,10 +471,12 @@ class Account:
     def slack_s(self) -> float:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
-        A little of the budget is left for decodes that take longer than they usually do.
+        A little of the budget is left for decodes that take longer than they usually do; and
+        where tokens are fast, it is no more than one refused draft costs.
         """
-        plain = self._plain + self._scheduler.plain_s / self._scheduler.n_live
-        return BUDGET_SHARE * plain + BUDGET_S - _RESERVE_S - self._lost
+        one = self._scheduler.plain_s / self._scheduler.n_live
+        start = min(BUDGET_S - _RESERVE_S, _RISKED * one)
+        return BUDGET_SHARE * (self._plain + one) + start - self._lost
 
     @property
     def may_draft(self) -> bool:
