@@ -54,8 +54,7 @@ class BeamSearcher:
         self._check(params)
         started = time.perf_counter()
         key = self.engine.hold(ids, on_prompt)
-        linear = self.engine.linear
-        branches = Branches(self.engine.cache, key, self.engine.spare, in_order=linear)
+        branches = Branches(self.engine.cache, key, self.engine.spare, in_order=True)
         drafter = self._drafter(params.drafter, key, ids)
         search = self._begin(ids, params, branches, drafter)
         try:
@@ -88,7 +87,7 @@ class BeamSearcher:
         if backend.rollback != "free":
             raise UsageError("This model's memory cannot branch: it has no beam search.")
         # every live beam may have a path of its own while the next ones are begun
-        n_ids = max(0, len(self.engine.spare) - self.engine.linear)
+        n_ids = max(0, len(self.engine.spare) - 1)
         most = min(n_ids // 2, backend.n_batch, backend.n_outputs)
         if params.width > most:
             raise UsageError(f"{params.width} beams; there is room for {most}.")
