@@ -44,9 +44,10 @@ _BY_POSITION = ("reply", "drafted", "confidences")
 TEMPERATURES = (0.0, 0.8, 1.2)
 REPLY = 64
 DRAFT_MAX = 16
+_FIRST_SIZES = (1, 2, 3)
 TOKENS = 128
 OVERHEAD_S = 0.00005
-"""Seconds a round that asking the drafters takes, drafting itself apart."""
+"""Seconds a round that asking the drafters takes where the budget bears it, drafting apart."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,16 @@ class Device:
             return self.same[above] / 1000
         slope = (self.same[above] - self.same[below]) / (above - below)
         return (self.same[below] + slope * (n_tokens - below)) / 1000
+
+    def first_look(self) -> CostTable:
+        """As a decoder takes it before its first request."""
+        whole = self.table()
+        sizes = _FIRST_SIZES if self.switch else _FIRST_SIZES[:2]
+        return CostTable(
+            same={n: whole.same[n] for n in sizes},
+            other={n: whole.other[n] for n in sizes} if self.switch else {},
+            draft={"model": {1: self.draft / 1000}},
+        )
 
     def table(self) -> CostTable:
         """As `specllama calibrate` would find it."""
@@ -229,9 +240,7 @@ class Machine:
         self._suffix = SuffixDrafter(lambda token: False)
         self._scheduler = Scheduler()
         self._size = 0
-        if device.calibrated:
-            self._scheduler.recall(device.table())
-        proposing.time = self._clock  # type: ignore[assignment]
+        self._scheduler.recall(device.table() if device.calibrated else device.first_look())
 
     def reply(self, told: dict[str, Any], drafters: tuple[str, ...]) -> tuple[float, SpecStats]:
         """Speed of one request against plain decoding."""
@@ -248,8 +257,12 @@ class Machine:
         )
         live = Live(request, Account(self._scheduler), list(ids))
         started = self._clock.now
-        while (n_said := len(live.ids) - len(ids)) < len(reply):
-            self._round(live, reply[n_said:])
+        real, proposing.time = proposing.time, self._clock  # type: ignore[assignment]
+        try:
+            while (n_said := len(live.ids) - len(ids)) < len(reply):
+                self._round(live, reply[n_said:])
+        finally:
+            proposing.time = real
         plain = len(reply) * self._device.batch_s(1)
         return plain / (self._clock.now - started), live.stats
 
@@ -257,7 +270,7 @@ class Machine:
         scheduler, clock = self._scheduler, self._clock
         scheduler.begin(1)
         started = clock.now
-        clock.now += OVERHEAD_S
+        clock.now += OVERHEAD_S * live.account.may_draft
         depth = min(DRAFT_MAX, len(truth) - 1)
         limits = {0: Limits(depth, DRAFT_MAX, 0)}
         (plan,) = propose([live], limits, [self._suffix, self._drafter], scheduler)  # type: ignore[list-item]

@@ -256,17 +256,23 @@ class Calibration:
             yield (place + 1) / len(runs)
 
 
-def first_look(target: Context, draft: Context | None) -> CostTable:
+def first_look(target: Context, draft: Context | None, *, replays: bool) -> CostTable:
     """A handful of decodes, so that a first request need not risk its budget to learn of these.
 
-    Takes as long as ten tokens, or less where tokens are slow.
+    Args:
+        replays: the device may replay captured graphs: look for what another size costs, too.
     """
     same: Seconds = {}
-    for size in (1, 2):
-        if size == 1 or same[1] < _QUICK_S:
-            same[size] = min(_decode(target, size, 0) for _ in range(2))
+    other: Seconds = {}
+    for size in (1, 2, 3) if replays else (1, 2):
+        if size > 1 and same[1] > _QUICK_S:
+            break
+        first, *later = (_decode(target, size, 0) for _ in range(3 if replays else 2))
+        same[size] = min(later) if replays else min(first, *later)
+        if replays:
+            other[size] = first
     costs = {"model": {1: min(_decode(draft, 1, 0) for _ in range(2))}} if draft else {}
-    return CostTable(same=same, draft=costs)
+    return CostTable(same=same, other=other, draft=costs)
 
 
 def thread_counts() -> list[int]:

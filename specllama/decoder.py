@@ -27,7 +27,14 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.kept_costs import KeptCosts
 from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
-from specllama.loading import DraftModel, LoadProgress, TargetModel, load_draft, load_target
+from specllama.loading import (
+    DraftModel,
+    LoadProgress,
+    TargetModel,
+    is_offloaded,
+    load_draft,
+    load_target,
+)
 from specllama.options import BeamParams, GenerationParams, ModelOptions
 from specllama.reply import Asked, Reply
 from specllama.results import BeamResult, Generation, SpecStats
@@ -179,7 +186,11 @@ class SpeculativeDecoder:
         if self._costs.table is None and not self._engine.scheduler.costs.known():
             self._engine.forget()
             self._engine.scheduler.recall(
-                first_look(self._target.context, loaded.context if loaded else None)
+                first_look(
+                    self._target.context,
+                    loaded.context if loaded else None,
+                    replays=is_offloaded(self.options.gpu_layers, self.options.device),
+                )
             )
 
     def save(self, path: str | Path) -> None:

@@ -101,6 +101,8 @@ class _Goal:
         which = self._kind(best)
         self._rate = max(rate, plain := self._scheduler.plain_rate())
         if rate > plain:
+            if not self._scheduler.affordable(self.live.account, best.name, 1, 1):
+                return None
             self._scheduler.pays(which)
             return best
         self._scheduler.pays_not()

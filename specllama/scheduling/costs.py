@@ -238,7 +238,10 @@ class Costs:
         return steady if after in (None, n_tokens) else steady + self.switch_s
 
     def worst_s(self, n_tokens: int) -> float:
-        """The same with a dear guess for unseen sizes: a batch costs no more than its tokens."""
+        """The same with a dear guess for unseen sizes: a batch costs no more than its tokens.
+
+        With the way back to another size.
+        """
         return _interpolated(self.steady(), n_tokens, 1.0) + self.switch_s
 
     def draft_s(self, name: str, n_looks: int, n_lives: int = 1, *, worst: bool = False) -> float:

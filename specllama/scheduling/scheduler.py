@@ -26,7 +26,7 @@ from specllama.verification.types import Proposal
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
-_RISKED = 1.25
+_RISKED = 1.4
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
@@ -125,6 +125,7 @@ class Scheduler:
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
+        self._changed = False
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
@@ -134,6 +135,7 @@ class Scheduler:
             self._forget_prices()
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
+        self._changed = False
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
@@ -263,7 +265,9 @@ class Scheduler:
         def dear(n: int) -> bool:
             looks = min(n, depth) if name else 0
             draft_s = self.costs.draft_s(name, looks, self.n_live, worst=True)
-            return self.worst_s(1 + n) + draft_s > slack
+            size = self.padded(self.n_live * (1 + n))
+            there = self.costs.switch_s if size != self.costs.previous else 0.0
+            return there + self.worst_s(1 + n) + draft_s > slack
 
         if not dear(nodes):
             return nodes
@@ -381,6 +385,7 @@ class Scheduler:
             known = costs.known(n_tokens)
             expected = costs.target_s(n_tokens, after=costs.previous or None) if known else None
             self._expected_s = None if expected is None else self._expected_s + expected
+        self._changed = costs.previous not in (0, n_tokens)
         costs.observe_target(n_tokens, seconds, n_lives)
 
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
@@ -410,9 +415,9 @@ class Scheduler:
         """Book one round of all live sequences.
 
         Each bears its part of a plain round; what the round took beyond that is shared by who
-        drafted. Without drafts, a round takes what plain decoding takes, but for the looking. A
-        hiccup of the machine, which would have hit plain decoding as well, counts as no more than
-        twice the usual time.
+        drafted. Without drafts, a round takes what plain decoding takes, but for the looking, and
+        for going back to the size of plain decodes. A hiccup of the machine, which would have hit
+        plain decoding as well, counts as no more than twice the usual time.
 
         Args:
             seconds: of the round, `propose_s` of them before its first decode.
@@ -425,7 +430,8 @@ class Scheduler:
         n_drafted = sum(share.n_drafted for share in shares)
         extra = min(seconds, self._usual_s(shares)) - plain
         if not n_drafted and not self._paying:
-            extra = min(propose_s, extra + plain)
+            back = self.costs.switch_s if self._changed else 0.0
+            extra = min(propose_s + back, extra + plain)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)
@@ -480,8 +486,9 @@ class Account:
 
     @property
     def may_draft(self) -> bool:
-        """Whether this round may draft at all."""
-        return self._scheduler.knows_plain and self.slack_s > 0.0
+        """Whether this round may draft at all: where not even a token, nobody need be asked."""
+        known = self._scheduler
+        return known.knows_plain and known.affordable(self, "", 1, 1) == 1
 
     def book(self, seconds: float, plain: float) -> None:
         """What a round cost this sequence, and what its tokens would have cost without drafts."""
