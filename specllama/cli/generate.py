@@ -57,7 +57,7 @@ def generate(
     *,
     flags: ModelFlags,
 ) -> None:
-    """Answer one prompt, or a file of them with --batch, and leave.
+    """Answer one prompt, or a file of them.
 
     The prompt is what comes on stdin, then each -f FILE with its name, then PROMPT.
     """
@@ -173,7 +173,10 @@ class JsonLines(Json):
     """One JSON event a line: the tokens, then what `Json` prints."""
 
     def token(self, event: StreamEvent) -> None:
-        out.event({"type": "token"} | asdict(event))
+        fields = asdict(event)
+        if not event.top:
+            del fields["top"]
+        out.event({"type": "token"} | fields)
 
     def end(self, generation: Generation) -> None:
         out.event({"type": "done"} | self.data(generation))

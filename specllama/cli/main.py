@@ -21,7 +21,7 @@ from specllama.cli.output import out
 
 COMMANDS = {
     "chat": ("specllama.cli.chat:chat", "Talk with a model."),
-    "generate": ("specllama.cli.generate:generate", "Answer one prompt and leave."),
+    "generate": ("specllama.cli.generate:generate", "Answer one prompt, or a file of them."),
     "serve": ("specllama.cli.serve:serve", "Serve a model over HTTP: OpenAI's API, a chat page."),
     "download": ("specllama.cli.download:download", "Fetch a model from Hugging Face."),
     "list": ("specllama.cli.models:list_models", "List the models on this machine."),

@@ -70,7 +70,7 @@ def serve(
     *,
     flags: ModelFlags,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API and with a chat page.
+    """Serve a model over HTTP: OpenAI's API, a chat page.
 
     Ctrl-C lets replies under way end for 5 seconds; a second one does not.
     """

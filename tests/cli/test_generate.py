@@ -222,7 +222,7 @@ def test_json_is_one_object_with_everything(generate: Generate) -> None:
     assert (data["model"], data["draft"]) == ("fake-135m", "fake-draft")
     assert data["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "cached_tokens": 0}
     timings = ["load_s", "ttft_s", "prompt_tok_s", "decode_tok_s", "wall_s", "overhead_share"]
-    assert list(data["timings"]) == timings
+    assert list(data["timings"]) == [*timings, "draft_share"]
     counts = {"rounds": 2, "drafted": 3, "tested": 3, "accepted": 2, "tokens_per_round": 2.0}
     assert counts.items() <= data["spec"].items()
     assert data["spec"]["by_source"]["model"]["accepted"] == 2
