@@ -11,8 +11,6 @@ from specllama.verification.types import ROOT, Chance, Proposal, Rows, Verdict
 
 def match(proposal: Proposal, rows: Rows, chance: Chance, position: int) -> Verdict:
     """Walk down the tree with the target's draws; the first one not drafted ends the round."""
-    if not proposal.tokens:  # plain decoding
-        return Verdict((), chance.pick(rows(ROOT), position), 0)
     path: list[int] = []
     node = ROOT
     while True:

@@ -60,6 +60,8 @@ class Proposal:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, or None."""
+        if not self.tokens:
+            return None
         return next((c for c in self.children(node) if self.tokens[c] == token), None)
 
     def depths(self) -> list[int]:
