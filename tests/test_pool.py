@@ -183,7 +183,7 @@ class TestQueue:
 
 class TestCancel:
     def test_a_running_one(self) -> None:
-        decoder = FakeDecoder(2)
+        decoder = FakeDecoder(2, n_ctx=1 << 17)  # not full before the cancel arrives
         with pool_of(decoder) as pool:
             ticket, other = pool.submit("abc", said(None)), pool.submit("lm", said(30))
             next(ticket)

@@ -83,9 +83,9 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def real(target_file: Path, draft_file: Path, tmp_path_factory: Any) -> Iterator[Server]:
-    """The built-in pair, served; drafts are always made, whether they pay or not."""
+    """The built-in pair, served bit for bit; drafts are always made, whether they pay or not."""
     home = tmp_path_factory.mktemp("serve")
-    fixed = ("--no-adaptive", "--draft-max", "4", "-c", "1024", "-np", "3")
+    fixed = ("--no-adaptive", "--draft-max", "4", "-c", "1024", "-np", "3", "--exact")
     pair = ("-m", str(target_file), "-md", str(draft_file), "--alias", "smol")
     with started(home, *pair, *fixed) as server:
         yield server
