@@ -38,6 +38,7 @@ def compare(
             max_tokens=arguments.tokens,
             drafter=drafter,
             draft_max=arguments.draft_max,
+            adaptive=arguments.adaptive,
         )
         found[drafter] = decoder.beam_search_chat([Message("user", text)], params)
     plain = found.pop("none")
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--draft-max", type=int, default=BeamParams().draft_max)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--adaptive", action="store_true", help="for time instead of batches")
     parser.add_argument("--exact", action="store_true", help="the same bits, in small batches")
     given = parser.parse_args(arguments)
     found = facts()

@@ -20,6 +20,7 @@ from specllama.llama.branches import Branches
 from specllama.llama.cache import Progress
 from specllama.options import BeamParams
 from specllama.results import BeamResult, BeamStats, FinishReason, Hypothesis, Usage
+from specllama.scheduling.beam_depth import FewestBatches, LeastTime
 from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
 
@@ -126,6 +127,7 @@ class BeamSearcher:
             ),
             self.vocabulary.is_eog,
             drafter=drafter,
+            depth=LeastTime(self.engine.scheduler.costs) if params.adaptive else FewestBatches(),
             observe=self._observe if isinstance(drafter, RecycledBeams) else None,
             at_limit=at_limit,
         )

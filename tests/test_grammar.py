@@ -83,7 +83,8 @@ def test_replies_are_valid_and_the_same_with_any_draft(
     decoder: SpeculativeDecoder, name: str, temperature: float
 ) -> None:
     texts = set()
-    for drafter in ("none", "model", "suffix"):
+    drafted = ("model", "suffix")[(list(SCHEMAS).index(name) + (temperature > 0)) % 2]
+    for drafter in ("none", drafted):
         asked = params(temperature, json_schema=SCHEMAS[name], drafter=drafter)
         reply = decoder.chat(ASK, asked)
         assert reply.finish_reason == "stop"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PANEL = "Beam search"
 _SHARED = {
     "target", "draft", "chat_template", "offline", "ctx_size", "batch_size", "max_tokens",
-    "system", "system_file", "drafter", "draft_max", "ngram", "store", "gpu_layers",
+    "system", "system_file", "drafter", "draft_max", "adaptive", "ngram", "store", "gpu_layers",
     "draft_gpu_layers", "main_gpu", "tensor_split", "device", "draft_device", "threads",
     "threads_batch", "draft_threads", "flash_attn", "cache_type_k", "cache_type_v",
 }  # fmt: skip
@@ -75,7 +75,8 @@ class BeamFlags:
         """
         if self.width is None:
             for name in ("n_best", "length_penalty", "early_stopping"):
-                if getattr(self, name):
+                # 0 is a length penalty too
+                if getattr(self, name) is not None and getattr(self, name) is not False:
                     raise UsageError(f"{_option(name)} needs --beams.")
             return
         others = {"jsonl": jsonl, "show_draft": show_draft, "explain": explain}
@@ -99,6 +100,7 @@ class BeamFlags:
             early_stopping=self.early_stopping,
             drafter=run.params.drafter,
             draft_max=run.params.draft_max,
+            adaptive=run.params.adaptive,
         )
 
 

@@ -38,10 +38,14 @@ class BeamDrafter(Protocol):
     Attributes:
         name: for statistics.
         batches: decodes of a draft model so far.
+        seconds: spent in them, by all that use the model.
     """
 
     name: str
     batches: int
+
+    @property
+    def seconds(self) -> float: ...
 
     def ways(self, nodes: Sequence[Node], count: int) -> list[Ways]:
         """At least `count` tokens that may follow each node, none where nothing is known."""
@@ -98,6 +102,11 @@ class ModelBeams:
         self._can_read = follower.cache.length(key) == len(ids) - 1
         self._branches = Branches(follower.cache, key, spare)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds in the draft model's calls."""
+        return self._follower.backend.seconds
+
     def ways(self, nodes: Sequence[Node], count: int) -> list[Ways]:
         """The likeliest tokens after each node; one decode for all that is not known yet.
 
@@ -135,6 +144,7 @@ class RecycledBeams:
 
     name = "recycle"
     batches = 0
+    seconds = 0.0
 
     def __init__(self, drafter: RecycleDrafter) -> None:
         self._drafter = drafter

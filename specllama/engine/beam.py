@@ -25,11 +25,12 @@ from specllama.llama.branches import Branches, Node
 from specllama.llama.cache import Backend
 from specllama.results import FinishReason
 from specllama.sampling.chain import top_logprobs
+from specllama.scheduling.beam_depth import Batch, Depth, FewestBatches
 
 Observe = Callable[[int, NDArray[np.float32]], None]
 """Called with a token and the target's logits after it."""
 
-_WIDER = 2
+_WIDER = 3
 _ENDS = 4
 
 
@@ -79,6 +80,7 @@ class BeamSearch:
         branches: the target's cache, which holds the prompt but for its last token.
         last: that token.
         is_end: whether a token ends a hypothesis.
+        depth: chooses the levels of trees; None drafts for the fewest batches.
         observe: is shown what the target says after each token.
         at_limit: why hypotheses end at `max_tokens`.
 
@@ -96,6 +98,7 @@ class BeamSearch:
         is_end: Callable[[int], bool],
         *,
         drafter: BeamDrafter | None = None,
+        depth: Depth | None = None,
         observe: Observe | None = None,
         at_limit: FinishReason = "length",
     ) -> None:
@@ -104,6 +107,7 @@ class BeamSearch:
         self._settings = settings
         self._is_end = is_end
         self._drafter = drafter
+        self._depth = depth or FewestBatches()
         self._observe = observe
         self._at_limit: FinishReason = at_limit
         self._live: list[Beam] = [(Node.root(last), 0.0)]
@@ -111,7 +115,6 @@ class BeamSearch:
         self._rows: dict[Node, NDArray[np.float32]] = {}
         self._known: dict[Node, Ways] = {}
         self._drafted: set[Node] = set()
-        self._levels = 2
         self._full = False
         self.batches = self.steps = self.drafted = self.used = 0
 
@@ -136,13 +139,24 @@ class BeamSearch:
 
     def advance(self) -> None:
         """One batch of the target, and every step that it allows."""
-        self._evaluate()
-        taken = self.steps
+        before, started, drafting = self.steps, self._backend.seconds, self._seconds_drafting()
+        n_tokens = self._evaluate()
         while not self.over and all(self._is_evaluated(node) for node, _ in self._live):
             self._step()
-        taken = self.steps - taken
-        # one level more than was of use; a tree that was used up may have been too small
-        self._levels = min(taken + 1, self._settings.draft_max)
+        if n_tokens:
+            self._depth.observe(
+                Batch(
+                    n_tokens=n_tokens,
+                    seconds=self._backend.seconds - started,
+                    levels=max((node.depth for node in self._drafted), default=before) - before,
+                    used=self.steps - before - 1,
+                    draft_s=self._seconds_drafting() - drafting,
+                    over=self.over,
+                )
+            )
+
+    def _seconds_drafting(self) -> float:
+        return self._drafter.seconds if self._drafter is not None else 0.0
 
     def results(self, count: int) -> list[Hypothesis]:
         """The best hypotheses, best first; live beams count unless the search was decided."""
@@ -155,8 +169,12 @@ class BeamSearch:
     def _is_evaluated(self, node: Node) -> bool:
         return node in self._rows or node in self._known
 
-    def _evaluate(self) -> None:
-        """Decode the live beams that were not foreseen, and a tree below all of them."""
+    def _evaluate(self) -> int:
+        """Decode the live beams that were not foreseen, and a tree below all of them.
+
+        Returns:
+            The size of the batch, 0 where there was no room for one.
+        """
         nodes = [node for node, _ in self._live]
         self._known = {node: self._ways(node) for node in nodes if self._is_evaluated(node)}
         self._rows = {}
@@ -164,7 +182,7 @@ class BeamSearch:
         missing = [node for node in nodes if node not in self._known]
         if not self._branches.make_room(len(missing)):
             self._full = True
-            return
+            return 0
         tree = self._draft(len(missing))
         rows = self._branches.decode([*missing, *tree])
         self.batches += 1
@@ -174,6 +192,7 @@ class BeamSearch:
         if self._observe is not None:
             for node, row in self._rows.items():
                 self._observe(node.token, row)
+        return len(self._rows)
 
     def _draft(self, n_missing: int) -> list[Node]:
         """A tree below the live beams, as large as the batch, the cache and the limit allow."""
@@ -181,13 +200,15 @@ class BeamSearch:
             node.children.clear()
         if self._drafter is None:
             return []
-        depth = min(self._levels, self._settings.max_tokens - self.steps - 1)
+        width = _WIDER * self._settings.width
+        deepest = min(self._settings.draft_max, self._settings.max_tokens - self.steps - 1)
+        depth = self._depth.choose(n_missing, width, deepest)
         leaves = self._branches.n_free - n_missing
         most = min(self._backend.n_batch, self._backend.n_outputs)
         nodes = max(0, min(most, self._settings.max_batch or most) - n_missing)
         while nodes > 0 and not self._branches.make_room(n_missing + nodes):
             nodes //= 2
-        size = Size(_WIDER * self._settings.width, depth, nodes, leaves)
+        size = Size(width, depth, nodes, leaves)
         return draft_beams(self._drafter, self._live, self._is_end, size)
 
     def _ways(self, node: Node) -> Ways:
