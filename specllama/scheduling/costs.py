@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from specllama.scheduling.table import CostTable, Seconds
 
-_OPTIMISTIC_SLOPE = 0.1
+_CHEAP_SHARE = 0.1
+_OPTIMISM = 0.5
 _RECENT = 5
 _PACES = 9
 _AGREEMENT = 0.25
@@ -101,6 +102,7 @@ class Costs:
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
         self.n_decodes = 0
         self._steady: Seconds = {}
+        self._cheap_s = self._dear_s = 0.0
         self._pace = 1.0
         self.version = 0
         self.switch_s = _switch_s(self._kept.same, self._kept.other)
@@ -147,6 +149,7 @@ class Costs:
         """Take what is typical now for the prices."""
         self._pace = self.pace
         self._steady = self._typical_steady()
+        self._cheap_s, self._dear_s = _beyond(self._steady)
         self.version += 1
 
     def _kept_s(self, n_tokens: int, same: bool) -> float | None:
@@ -234,7 +237,7 @@ class Costs:
         Args:
             after: the size of the decode before; None: the same.
         """
-        steady = _interpolated(self.steady(), n_tokens, _OPTIMISTIC_SLOPE)
+        steady = _interpolated(self._steady, n_tokens, self._cheap_s)
         return steady if after in (None, n_tokens) else steady + self.switch_s
 
     def worst_s(self, n_tokens: int) -> float:
@@ -242,7 +245,7 @@ class Costs:
 
         With the way back to another size.
         """
-        return _interpolated(self.steady(), n_tokens, 1.0) + self.switch_s
+        return _interpolated(self._steady, n_tokens, self._dear_s) + self.switch_s
 
     def draft_s(self, name: str, n_looks: int, n_lives: int = 1, *, worst: bool = False) -> float:
         """Expected seconds of looking at so many positions, for all of `n_lives` sequences.
@@ -339,16 +342,30 @@ def _switch_s(same: Seconds, other: Seconds) -> float:
     return middle if least > _LEAST_SWITCH * same[min(same)] else 0.0
 
 
+def _beyond(seen: Seconds) -> tuple[float, float]:
+    """Seconds of each token beyond the largest size that was seen: a cheap guess and a dear one.
+
+    Cheap is half of what the latest tokens cost, dear what a token costs by itself.
+    """
+    if not seen:
+        return 0.0, 0.0
+    *_, last = sizes = sorted(seen)
+    dear = seen[sizes[0]] / sizes[0]
+    if len(sizes) == 1:
+        return _CHEAP_SHARE * dear, dear
+    slope = (seen[last] - seen[sizes[-2]]) / (last - sizes[-2])
+    return _OPTIMISM * max(0.0, slope), dear
+
+
 def _interpolated(seen: Seconds, n_tokens: int, slope: float) -> float:
-    """Between the sizes that were seen; beyond them, `slope` single tokens a token."""
+    """Between the sizes that were seen; beyond them, `slope` seconds a token."""
     if n_tokens in seen:
         return seen[n_tokens]
-    least = min(seen)
     below = _nearest((n for n in seen if n < n_tokens), most=True)
     above = _nearest((n for n in seen if n > n_tokens), most=False)
     start = seen.get(below, 0.0)
     if not above:
-        return start + (n_tokens - below) * slope * seen[least] / least
+        return start + (n_tokens - below) * slope
     share = (n_tokens - below) / (above - below)
     return start + share * (seen[above] - start)
 
@@ -365,6 +382,6 @@ def _in_a_row(table: Seconds, n_looks: int) -> float:
     if n_looks < first:
         return table[first] * n_looks / first
     if n_looks < last:
-        return _interpolated(table, n_looks, 1.0)
+        return _interpolated(table, n_looks, 0.0)
     each = (table[last] - table[first]) / (last - first) if last > first else table[last] / last
     return table[last] + max(0.0, each) * (n_looks - last)

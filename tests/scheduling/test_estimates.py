@@ -39,6 +39,16 @@ class TestCosts:
         seen(costs, 1, 0.010)
         assert 0.010 < costs.target_s(17) < 0.030
 
+    def test_sizes_beyond_cost_half_of_what_the_last_tokens_did(self) -> None:
+        """A machine without spare power is known for it before every size was tried."""
+        costs = Costs()
+        seen(costs, 1, 0.010)
+        seen(costs, 2, 0.018)
+        assert costs.target_s(4) == pytest.approx(0.026)
+        assert costs.worst_s(4) == pytest.approx(0.038)
+        seen(costs, 3, 0.012)
+        assert costs.target_s(4) == pytest.approx(0.012), "costs may fall, but not for ever"
+
     def test_follows_a_change(self) -> None:
         costs = Costs()
         for seconds in [0.010] * 30 + [0.020] * 30:
