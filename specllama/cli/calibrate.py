@@ -29,7 +29,7 @@ _KINDS = ("chat", "code")
 
 @with_model_flags
 def calibrate(*, flags: ModelFlags) -> None:
-    """Measure what decodes cost here, and keep it.
+    """Measure what decodes cost here, once.
 
     Takes some seconds; best when nothing else runs. Ctrl-C keeps what was measured by then.
     """
