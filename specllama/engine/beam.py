@@ -31,6 +31,8 @@ Observe = Callable[[int, NDArray[np.float32]], None]
 """Called with a token and the target's logits after it."""
 
 _WIDER = 3
+# From 64 queries on llama.cpp's attention on CPUs takes another path, whose sums differ.
+_LARGEST = 63
 _ENDS = 4
 
 
@@ -204,7 +206,7 @@ class BeamSearch:
         deepest = min(self._settings.draft_max, self._settings.max_tokens - self.steps - 1)
         depth = self._depth.choose(n_missing, width, deepest)
         leaves = self._branches.n_free - n_missing
-        most = min(self._backend.n_batch, self._backend.n_outputs)
+        most = min(self._backend.n_batch, self._backend.n_outputs, _LARGEST)
         nodes = max(0, min(most, self._settings.max_batch or most) - n_missing)
         while nodes > 0 and not self._branches.make_room(n_missing + nodes):
             nodes //= 2
