@@ -207,11 +207,11 @@ class BeamParams:
         width: beams that live at once.
         n_best: hypotheses to return, at most `width`; None returns `width`.
         max_tokens: the most tokens of a hypothesis, an end token included; None goes on until
-            `width` hypotheses have ended or the context is full.
+            hypotheses have ended or the context is full.
         length_penalty: a hypothesis of n tokens (an end token included) has the score
             logprob / n ** length_penalty.
-        early_stopping: stop at `width` finished hypotheses, even if a live beam could still become
-            better than one of them.
+        early_stopping: stop at `width` finished hypotheses; otherwise the search goes on while a
+            live beam has a better score than the worst of them.
         drafter: "auto" (the draft model, without one "recycle"), "model", "recycle", or "none".
         draft_max: the most levels of a drafted tree.
         adaptive: draft what saves time by measurements of this machine; False drafts for the fewest

@@ -60,8 +60,8 @@ class BeamSettings:
         width: live beams.
         max_tokens: the most tokens of a hypothesis, an end token included.
         length_penalty: above 0 favours longer hypotheses, below 0 shorter ones.
-        early_stopping: stop at `width` finished hypotheses; otherwise when no live beam can
-            become better than the worst of them.
+        early_stopping: stop at `width` finished hypotheses; otherwise when, besides, no live beam
+            has a better score now than the worst of them.
         draft_max: the most levels of a tree.
         max_batch: the most tokens of a batch, where live beams alone do not need more; None for
             what the backend takes.
@@ -130,14 +130,9 @@ class BeamSearch:
         """Whether the finished hypotheses are those that count."""
         if len(self._finished) < self._settings.width:
             return False
-        return self._settings.early_stopping or self._finished[-1].score >= self._attainable()
-
-    def _attainable(self) -> float:
-        """The best score that a live beam could still get: no further token costs anything."""
         best = max((score for _, score in self._live), default=-math.inf)
-        penalty, most = self._settings.length_penalty, self._settings.max_tokens
-        length = most if penalty > 0.0 else min(self.steps + 1, most)
-        return float(best / length**penalty)
+        hope = best / self.steps**self._settings.length_penalty
+        return self._settings.early_stopping or self._finished[-1].score >= hope
 
     def advance(self) -> None:
         """One batch of the target, and every step that it allows."""

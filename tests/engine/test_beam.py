@@ -51,11 +51,9 @@ def plain(words: Language, prompt: list[int], how: BeamSettings) -> tuple[Found,
                 ended.append((path[:-1], score(logprob, step), logprob, "stop"))
         ended = sorted(ended, key=lambda one: -one[1])[: how.width]
         live = [option for option in options if not is_end(option[0][-1])][: how.width]
-        if len(ended) == how.width:
-            lengths = range(min(step + 1, how.max_tokens), how.max_tokens + 1)
-            hope = max(score(live[0][1], length) for length in lengths)
-            if how.early_stopping or ended[-1][1] >= hope:
-                break
+        hope = -np.inf if how.early_stopping else score(live[0][1], step)
+        if len(ended) == how.width and ended[-1][1] >= hope:
+            break
     else:
         ended += [(path, score(logprob, step), logprob, "length") for path, logprob in live]
     return sorted(ended, key=lambda one: -one[1])[: how.width], step
