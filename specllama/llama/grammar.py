@@ -7,31 +7,21 @@ drafted position has a state of its own and rolling back is forgetting.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import os
-import re
-import sys
-import tempfile
-import threading
 import weakref
-from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import UsageError
 from specllama.llama import library
+from specllama.llama.gbnf import check
 from specllama.llama.model import LlamaVocabulary
 from specllama.sampling.distribution import IntArray
 
-_HINT = "The notation is described at github.com/ggml-org/llama.cpp/tree/master/grammars."
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-_DEEPEST = 200
-_stderr_lock = threading.Lock()
 
 
 class Grammars:
@@ -53,53 +43,14 @@ class Grammars:
         Raises:
             UsageError: llama.cpp cannot read the grammar, or would not survive it.
         """
-        rules = _LITERALS.sub('""', text)
-        _check_depth(rules)
-        handle, reason = self._parse(text)
-        if not handle:
-            raise UsageError(f"The grammar cannot be used: {reason}.", _HINT)
-        names_tokens = "<" in rules
-        return GrammarState(handle, _AnyToken(self._vocabulary) if names_tokens else self._tree)
-
-    def _parse(self, text: str) -> tuple[Any, str]:
-        """llama.cpp's sampler, or a null pointer and the reason."""
-        if "\0" in text:
-            return None, "it holds a NUL character"
-        lib = library.load()
+        names_tokens = check(text)
         library.forget_log()
-        with tempfile.TemporaryFile() as errors, _stderr_to(errors):
-            raw = text.encode("utf-8", "surrogatepass")
-            handle = lib.llama_sampler_init_grammar(self._vocabulary.handle, raw, b"root")
-            if handle:
-                return handle, ""
-            errors.seek(0)
-            printed = re.search(rb"error parsing grammar: ([^\n]*)", errors.read())
-        if printed is not None:
-            return None, printed[1].decode("utf-8", "replace").strip()[:100]
-        return None, " ".join(library.recent_errors(1)) or "no reason given"
-
-
-def _check_depth(rules: str) -> None:
-    """llama.cpp reads brackets recursively: too many would overflow its stack."""
-    depth = 0
-    for bracket in re.findall(r"[()]", rules):
-        depth += 1 if bracket == "(" else -1
-        if depth > _DEEPEST:
-            raise UsageError(f"The grammar nests brackets more than {_DEEPEST} deep.", _HINT)
-
-
-@contextlib.contextmanager
-def _stderr_to(file: IO[bytes]) -> Iterator[None]:
-    """Send what C prints to a file: syntax errors of grammars do not reach llama.cpp's log."""
-    with _stderr_lock:
-        sys.stderr.flush()
-        saved = os.dup(2)
-        try:
-            os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+        raw = text.encode("utf-8", "surrogatepass")
+        handle = library.load().llama_sampler_init_grammar(self._vocabulary.handle, raw, b"root")
+        if not handle:
+            reason = " ".join(library.recent_errors(1)) or "llama.cpp refuses it"
+            raise UsageError(f"The grammar cannot be used: {reason}.")
+        return GrammarState(handle, _AnyToken(self._vocabulary) if names_tokens else self._tree)
 
 
 class GrammarState:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.errors import EngineError
+from specllama.errors import EngineError, UsageError
 from specllama.sampling.distribution import IntArray
 
 Path = tuple[int, ...]
@@ -31,7 +31,7 @@ class Constraint(Protocol):
         """The state after a token; None where it is forbidden."""
 
 
-class NothingAllowed(EngineError):
+class NothingAllowed(UsageError):
     """The constraint leaves no token of a row."""
 
     def __init__(self) -> None:
