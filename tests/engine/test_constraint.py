@@ -165,6 +165,7 @@ def test_drafts_are_masked_too() -> None:
     )
     assert [token % 2 for token in outcome.tokens] == [0, 1] * 10
     assert outcome.stats.acceptance == 1.0
+    assert outcome.stats.rounds == 3  # 7 tokens each: none of 6 drafts was cut off
 
 
 def test_forbidden_drafts_never_reach_the_target() -> None:
