@@ -24,6 +24,10 @@ from specllama.sampling.distribution import IntArray
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
+_NONE = np.empty(0, np.int64)
+_FEW = 128
+
+
 class Grammars:
     """Reads grammars for one vocabulary."""
 
@@ -56,27 +60,27 @@ class Grammars:
 class GrammarState:
     """A place in a grammar (`sampling.constraint.Constraint`)."""
 
-    __slots__ = ("__weakref__", "_handle", "_lib", "_tokens")
+    __slots__ = ("__weakref__", "_allowed", "_handle", "_lib", "_tokens")
 
     def __init__(self, handle: Any, tokens: _TokenTree | _AnyToken) -> None:
         self._lib = library.load()
         self._handle = handle
         self._tokens = tokens
+        self._allowed = _NONE  # by the latest question; the next token is mostly among them
         weakref.finalize(self, self._lib.llama_sampler_free, handle)
 
     def allowed(self, ids: IntArray) -> NDArray[np.bool_]:
-        """Whether each token may come next, bool [len(ids)]."""
-        inside = ids < len(self._tokens.usable)
-        known = ids if inside.all() else np.where(inside, ids, 0)
+        """Whether each token of the vocabulary may come next, bool [len(ids)]."""
+        usable = self._tokens.usable[ids]  # first, since llama.cpp would not survive other ids
         candidates = np.zeros(len(ids), _CANDIDATE)
-        candidates["id"] = known
-        array = self._lib.llama_token_data_array()
-        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
-        array.size = len(ids)
-        array.selected = -1
+        candidates["id"] = ids
+        array = self._lib.llama_token_data_array(size=len(ids), selected=-1)
+        # its first field, which ctypes would take five times as long to convert to
+        ctypes.c_void_p.from_buffer(array).value = candidates.ctypes.data
         self._lib.llama_sampler_apply(self._handle, ctypes.byref(array))
-        passed: NDArray[np.bool_] = candidates["logit"] == 0.0
-        return passed & self._tokens.usable[known] & inside
+        usable &= candidates["logit"] == 0.0
+        self._allowed = ids[usable]
+        return usable
 
     def every(self) -> IntArray:
         """All tokens that may come next, int64, rising."""
@@ -84,8 +88,10 @@ class GrammarState:
 
     def after(self, token: int) -> GrammarState | None:
         """The state after a token; None where it is forbidden."""
-        if not self.allowed(np.array([token], np.int64))[0]:
-            return None
+        if not (self._allowed == token).any():
+            known = 0 <= token < len(self._tokens.usable)
+            if not known or not self.allowed(np.array([token]))[0]:
+                return None
         if token in self._tokens.ends:
             return self
         clone = self._lib.llama_sampler_clone(self._handle)
@@ -138,6 +144,7 @@ class _TokenTree:
             below[parent].append(token)
         self._first = np.cumsum([0, *map(len, below)])
         self._below = np.array([token for tokens in below for token in tokens], np.int64)
+        self._whole = _small_subtrees(below[:-1])
 
     def every(self, state: GrammarState) -> IntArray:
         """All tokens that a state allows, rising."""
@@ -146,9 +153,36 @@ class _TokenTree:
         while len(level):
             level = level[state.allowed(level)]
             found.append(level)
-            runs = [self._below[self._first[t] : self._first[t + 1]] for t in level.tolist()]
-            level = np.concatenate([*runs, np.empty(0, np.int64)])
-        return np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
+            level, whole = self._next(level.tolist())
+            if len(whole):
+                found.append(whole[state.allowed(whole)])
+        return np.sort(np.concatenate([*found, _NONE]))
+
+    def _next(self, tokens: list[int]) -> tuple[IntArray, IntArray]:
+        """What to ask about below some tokens: their children, or all that is below where that is
+        little, since a question costs more than a few tokens."""
+        children, whole = [_NONE], [_NONE]
+        for token in tokens:
+            if token in self._whole:
+                whole.append(self._whole[token])
+            else:
+                children.append(self._below[self._first[token] : self._first[token + 1]])
+        return np.concatenate(children), np.concatenate(whole)
+
+
+def _small_subtrees(below: list[list[int]]) -> dict[int, IntArray]:
+    """All tokens below a token, for those that have some and not many."""
+    small: dict[int, IntArray] = {}
+    for token, children in enumerate(below):
+        inside = list(children)
+        for inner in inside:
+            inside += below[inner]
+            if len(inside) > _FEW:
+                break
+        else:
+            if inside:
+                small[token] = np.array(inside, np.int64)
+    return small
 
 
 def _parents(pieces: dict[int, bytes]) -> dict[int, int]:
