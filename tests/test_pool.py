@@ -310,7 +310,9 @@ class TestClose:
         decoder = FakeDecoder(1)
         decoder.target.faults[2] = Fault(KeyboardInterrupt)
         with pool_of(decoder) as pool:
+            decoder.gate.clear()
             tickets = [pool.submit("abc"), pool.submit("lm")]
+            decoder.gate.set()
             for ticket in tickets:
                 with pytest.raises(PoolClosed):
                     ticket.finish()
