@@ -32,23 +32,21 @@ def place_of(target: Path, draft: Path | None, options: ModelOptions) -> Place:
     devices = [device["description"] for device in library.devices()]
     return Place.of(
         ", ".join([cpu_name(), f"{os.cpu_count()} cores", *devices]),
-        _build(),
+        _build_and_features(),
         target,
         draft,
         _settings(options),
     )
 
 
-def _build() -> str:
-    facts = library.describe()
-    features = hashlib.sha256(facts["system_info"].encode()).hexdigest()[:8]
-    return f"{facts['llama_cpp_python']} {facts['llama_cpp']} {features}"
+def _build_and_features() -> str:
+    features = hashlib.sha256(library.system_info().encode()).hexdigest()[:8]
+    return f"{library.build()} {features}"
 
 
 def _settings(options: ModelOptions) -> dict[str, object]:
     """The settings that costs depend on, as they take effect."""
     threads = options.threads or default_threads()
-    exact = options.exact
     return {
         "threads": threads,
         "threads_batch": options.threads_batch or threads,
@@ -59,10 +57,8 @@ def _settings(options: ModelOptions) -> dict[str, object]:
         "tensor_split": list(options.tensor_split),
         "device": options.device,
         "draft_device": options.draft_device,
-        "flash_attn": "on" if exact else options.flash_attn,
-        "cache_type_k": "bf16" if exact else options.cache_type_k,
-        "cache_type_v": "bf16" if exact else options.cache_type_v,
-        "exact": exact,
+        "exact": options.exact,
+        **options.attention,
     }
 
 

@@ -155,7 +155,6 @@ def _context(
     *,
     apart: bool = False,
 ) -> Context:
-    """In exact mode: flash attention and a bf16 cache, which give batches the bits of singles."""
     return Context(
         model,
         n_ctx=n_cells,
@@ -165,9 +164,7 @@ def _context(
         n_outputs=max(LEAST_OUTPUTS, options.parallel * OUTPUTS_A_SLOT),
         threads=threads,
         threads_batch=threads_batch,
-        flash_attn="on" if options.exact else options.flash_attn,
-        cache_type_k="bf16" if options.exact else options.cache_type_k,
-        cache_type_v="bf16" if options.exact else options.cache_type_v,
+        **options.attention,
     )
 
 

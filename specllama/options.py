@@ -96,6 +96,18 @@ class ModelOptions:
         _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
         _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
 
+    @property
+    def attention(self) -> dict[str, str]:
+        """Flash attention and the KV cache's formats, as they take effect.
+
+        With flash attention and a bf16 cache, batches get the bits of single decodes.
+        """
+        return {
+            "flash_attn": "on" if self.exact else self.flash_attn,
+            "cache_type_k": "bf16" if self.exact else self.cache_type_k,
+            "cache_type_v": "bf16" if self.exact else self.cache_type_v,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:

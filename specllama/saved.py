@@ -6,8 +6,6 @@ files you trust: llama.cpp reads what is in them.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from specllama.drafting.arrays import Arrays, Kind, read_arrays, write_arrays
 from specllama.engine.engine import Engine
 from specllama.errors import ModelError, UsageError
+from specllama.hub.fingerprint import file_identity
 from specllama.llama import library
 from specllama.llama.cache import TokenCache
 from specllama.loading import DraftModel, TargetModel
@@ -25,7 +24,6 @@ from specllama.options import ModelOptions
 CONVERSATION = Kind(
     magic=b"SPECCONV", version=1, what="a saved conversation", remedy="Save it again."
 )
-_EDGE = 1 << 20
 
 
 def save(
@@ -40,10 +38,10 @@ def save(
     if slot is None:
         raise UsageError("There is no conversation to save.", "Generate something first.")
     arrays = _held("target", engine.cache, slot)
-    fields = dict(_settings(options), target=_identity(target.model.path), draft="")
+    fields = dict(_settings(options), target=file_identity(target.model.path), draft="")
     if draft is not None:
         arrays |= _held("draft", draft.follower.cache, slot)
-        fields["draft"] = _identity(draft.model.path)
+        fields["draft"] = file_identity(draft.model.path)
     try:
         write_arrays(path, CONVERSATION, fields, arrays)
     except OSError as error:
@@ -66,7 +64,7 @@ def restore(
         EngineError: llama.cpp refused it.
     """
     found = read_arrays(path, CONVERSATION)
-    _check(path, found.fields, dict(_settings(options), target=_identity(target.model.path)))
+    _check(path, found.fields, dict(_settings(options), target=file_identity(target.model.path)))
     ids = found.arrays["target ids"].tolist()
     if len(ids) >= engine.n_ctx:
         raise UsageError(
@@ -75,7 +73,7 @@ def restore(
         )
     slot = engine.take_in(ids)
     _load(found, "target", engine.cache, slot)
-    if draft is not None and found.fields["draft"] == _identity(draft.model.path):
+    if draft is not None and found.fields["draft"] == file_identity(draft.model.path):
         _load(found, "draft", draft.follower.cache, slot)
     return len(ids)
 
@@ -92,13 +90,12 @@ def _load(found: Arrays, name: str, cache: TokenCache, slot: int) -> None:
 
 def _settings(options: ModelOptions) -> dict[str, str]:
     """What the bytes of a cache depend on besides the model, by what people call it."""
-    facts = library.describe()
-    exact = options.exact
+    attention = options.attention
     return {
-        "llama.cpp": f"{facts['llama_cpp_python']} {facts['llama_cpp']}",
-        "flash attention": "on" if exact else options.flash_attn,
-        "key cache": "bf16" if exact else options.cache_type_k,
-        "value cache": "bf16" if exact else options.cache_type_v,
+        "llama.cpp": library.build(),
+        "flash attention": attention["flash_attn"],
+        "key cache": attention["cache_type_k"],
+        "value cache": attention["cache_type_v"],
     }
 
 
@@ -108,13 +105,3 @@ def _check(path: Path, was: Mapping[str, str], now: Mapping[str, str]) -> None:
         raise ModelError(
             f"{path} was saved with another {' and '.join(changed)}.", CONVERSATION.remedy
         )
-
-
-def _identity(model: Path) -> str:
-    """Size and a hash of both ends of a model file: its metadata, and weights."""
-    size = model.stat().st_size
-    with model.open("rb") as file:
-        digest = hashlib.sha256(file.read(_EDGE))
-        file.seek(max(0, size - _EDGE), os.SEEK_SET)
-        digest.update(file.read(_EDGE))
-    return f"{size} {digest.hexdigest()}"

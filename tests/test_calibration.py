@@ -75,7 +75,8 @@ def test_a_folder_that_cannot_be_written_stops_nobody(small: Path, own_home: Pat
     own_home.mkdir()
     (own_home / "costs").write_text("a file where the folder should be")
     with SpeculativeDecoder(small, options=OPTIONS) as decoder:
-        decoder.generate("Once upon a time", GREEDY)
+        assert decoder.generate("Once upon a time", GREEDY).tokens
+    assert (own_home / "costs").read_text() == "a file where the folder should be"
 
 
 def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:

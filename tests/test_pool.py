@@ -40,6 +40,10 @@ class Poisonous(Drafter):
         ]
 
 
+ENDLESS = 1 << 17
+"""A context that no reply fills before a cancel arrives."""
+
+
 @contextmanager
 def pool_of(decoder: FakeDecoder, **settings: Any) -> Iterator[Pool]:
     lender: Any = decoder
@@ -183,7 +187,7 @@ class TestQueue:
 
 class TestCancel:
     def test_a_running_one(self) -> None:
-        decoder = FakeDecoder(2, n_ctx=1 << 17)  # not full before the cancel arrives
+        decoder = FakeDecoder(2, n_ctx=ENDLESS)
         with pool_of(decoder) as pool:
             ticket, other = pool.submit("abc", said(None)), pool.submit("lm", said(30))
             next(ticket)
@@ -194,7 +198,7 @@ class TestCancel:
             assert other.finish().text == decoder.says("lm", 30)
 
     def test_within_one_round(self) -> None:
-        decoder = FakeDecoder(1)
+        decoder = FakeDecoder(1, n_ctx=ENDLESS)
         with pool_of(decoder) as pool:
             ticket = pool.submit("abc", said(None))
             next(ticket)
@@ -207,7 +211,7 @@ class TestCancel:
             assert len(decoder.target.batches) <= decodes + 1
 
     def test_a_waiting_one(self) -> None:
-        decoder = FakeDecoder(1)
+        decoder = FakeDecoder(1, n_ctx=ENDLESS)
         with pool_of(decoder) as pool:
             first, second = pool.submit("abc", said(None)), pool.submit("abc")
             next(first)
@@ -283,7 +287,7 @@ class TestClose:
                 pool.submit("abc")
 
     def test_cancels_what_takes_too_long(self) -> None:
-        decoder = FakeDecoder(1)
+        decoder = FakeDecoder(1, n_ctx=ENDLESS)
         with pool_of(decoder) as pool:
             running, waiting = pool.submit("abc", said(None)), pool.submit("lm")
             next(running)
@@ -295,6 +299,8 @@ class TestClose:
         with pool_of(FakeDecoder()) as pool:
             pool.close()
             pool.close()
+            with pytest.raises(PoolClosed):
+                pool.submit("abc")
 
     def test_gives_the_decoder_back(self) -> None:
         decoder = FakeDecoder()

@@ -1,11 +1,28 @@
-"""A short name for a vocabulary: files of token ids are worth nothing under another one."""
+"""Short names for vocabularies and model files: what belongs to one is worth nothing elsewhere."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from specllama.hub.gguf import Vocabulary, read
+
+_EDGE = 1 << 20
+
+
+def file_identity(model: Path) -> str:
+    """Size and a hash of both ends of a model file: its metadata, and weights.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = model.stat().st_size
+    with model.open("rb") as file:
+        digest = hashlib.sha256(file.read(_EDGE))
+        file.seek(max(0, size - _EDGE), os.SEEK_SET)
+        digest.update(file.read(_EDGE))
+    return f"{size} bytes, {digest.hexdigest()[:32]}"
 
 
 def fingerprint(vocabulary: Vocabulary) -> str:

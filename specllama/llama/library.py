@@ -139,6 +139,13 @@ def _ggml() -> ctypes.CDLL:
     return library
 
 
+def build() -> str:
+    """Versions of llama-cpp-python and of the llama.cpp in use."""
+    import llama_cpp
+
+    return f"{llama_cpp.__version__} {load().llama_version().decode()}"
+
+
 def describe() -> dict[str, Any]:
     """Facts about the llama.cpp in use, for `specllama doctor`."""
     import llama_cpp

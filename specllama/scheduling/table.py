@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from specllama.hub.fingerprint import file_identity
+
 FORMAT = 1
 MOST_BYTES = 256 * 1024
 MOST_FILES = 64
 _MOST_S = 3600.0
 _MOST_TOKENS = 4096
-_HEADER = 1 << 20
 
 Seconds = dict[int, float]
 """By number of tokens."""
@@ -126,19 +127,16 @@ class Place:
         identity = {
             "machine": machine,
             "llama.cpp": build,
-            "target file": file_identity(target),
-            "draft file": file_identity(draft) if draft else "",
+            "target file": _version_of(target),
+            "draft file": _version_of(draft) if draft else "",
             "settings": chosen,
         }
         return cls(digest[:20], identity)
 
 
-def file_identity(path: Path) -> str:
-    """Size, time of change and a hash of the first MiB (a GGUF's metadata) of a model file."""
-    status = path.stat()
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(_HEADER)).hexdigest()[:16]
-    return f"{status.st_size} bytes, {status.st_mtime_ns}, {digest}"
+def _version_of(path: Path) -> str:
+    """A model file as it is now: a table of costs need not outlive even a new copy of it."""
+    return f"{file_identity(path)}, {path.stat().st_mtime_ns}"
 
 
 class Tables:

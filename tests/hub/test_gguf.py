@@ -163,7 +163,8 @@ def test_what_cannot_generate_text(tmp_path: Path, why: str, options: dict[str, 
 
 
 def test_a_pooling_type_of_none_is_a_language_model(tmp_path: Path) -> None:
-    read_language_model(write_gguf(tmp_path / "ok.gguf", extra={"llama.pooling_type": 0}))
+    path = write_gguf(tmp_path / "ok.gguf", extra={"llama.pooling_type": 0})
+    assert read_language_model(path).path == path
 
 
 def test_a_split_model_is_read_as_one(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class TestOptions:
     def test_closing_twice(self, path: Path) -> None:
         model = Model(path)
         model.close()
+        assert model.handle is None
         model.close()
 
 

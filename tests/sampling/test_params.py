@@ -35,8 +35,14 @@ def test_values_out_of_range_are_usage_errors_that_name_the_option(wrong: dict[s
 
 
 def test_the_edges_of_the_ranges_are_allowed() -> None:
-    SamplingParams(temperature=0.0, top_k=0, top_p=0.0, min_p=1.0, typical_p=0.0, repeat_last_n=-1)
-    SamplingParams(logit_bias={0: -math.inf}, frequency_penalty=-2.0, presence_penalty=2.0)
+    edges: list[dict[str, Any]] = [
+        {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "min_p": 1.0, "typical_p": 0.0},
+        {"repeat_last_n": -1, "frequency_penalty": -2.0, "presence_penalty": 2.0},
+        {"logit_bias": {0: -math.inf}},
+    ]
+    for edge in edges:
+        params = SamplingParams(**edge)
+        assert {name: getattr(params, name) for name in edge} == edge
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ class TestLeaving:
             with connected(client) as plain:
                 plain.sendall(request(CHAT | {"stream": True}))
         wait_for(lambda: not client.pool.live)
+        assert all(ticket.cancelled.is_set() for ticket in client.pool.tickets)
 
     def test_a_reader_that_stalls(self, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.3)
