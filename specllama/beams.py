@@ -91,7 +91,8 @@ class BeamSearcher:
         n_ids = max(0, len(self.engine.spare) - 1)
         most = min(n_ids // 2, backend.n_batch, backend.n_outputs)
         if params.width > most:
-            raise UsageError(f"{params.width} beams; there is room for {most}.")
+            hint = "" if most else "With --exact there is none on GPUs or for several slots."
+            raise UsageError(f"{params.width} beams; there is room for {most}.", hint)
         if params.drafter == "model" and self.follower is None:
             raise UsageError("There is no draft model.", "Give one, or another drafter.")
 

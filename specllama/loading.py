@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specllama.drafting.follower import Follower
 from specllama.errors import NotAModel, OutOfMemory
@@ -15,6 +15,7 @@ from specllama.llama import library
 from specllama.llama.context import Context, padded
 from specllama.llama.grammar import Grammars
 from specllama.llama.model import Model
+from specllama.llama.width import ConstantWidth
 from specllama.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ DEFAULT_CTX = 8192
 TREE_BRANCHES = 31
 LEAST_OUTPUTS = 64
 OUTPUTS_A_SLOT = 32
+EXACT_WIDTH = 8
+"""Tokens of every decode in exact mode on a GPU: the most that CUDA's matrix-vector kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +135,21 @@ def _target_context(model: Model, options: ModelOptions, n_ctx: int) -> Context:
 
     In exact mode each of several sequences has cells of its own, since the order of cells in a
     shared buffer changes the order of llama.cpp's sums; there is no room for branches of trees.
+    On a GPU a single one has none either, and all decodes have one width.
     """
     n_cells = options.parallel * padded(n_ctx)
-    apart = options.exact and options.parallel > 1
+    width = _width(options)
+    apart = options.exact and (options.parallel > 1 or width > 0)
     while True:
         try:
             return _context(
-                model, options, n_cells, options.threads, options.threads_batch, apart=apart
+                model,
+                options,
+                n_cells,
+                options.threads,
+                options.threads_batch,
+                apart=apart,
+                width=width,
             )
         except OutOfMemory:
             if apart or n_cells <= padded(n_ctx):
@@ -154,18 +165,26 @@ def _context(
     threads_batch: int | None,
     *,
     apart: bool = False,
+    width: int = 0,
 ) -> Context:
-    return Context(
-        model,
-        n_ctx=n_cells,
-        n_batch=options.n_batch,
-        n_seq=options.parallel + (0 if apart else TREE_BRANCHES),
-        apart=apart,
-        n_outputs=max(LEAST_OUTPUTS, options.parallel * OUTPUTS_A_SLOT),
-        threads=threads,
-        threads_batch=threads_batch,
+    settings: dict[str, Any] = {
+        "n_ctx": n_cells,
+        "n_batch": options.n_batch,
+        "n_seq": options.parallel + (0 if apart else TREE_BRANCHES),
+        "n_outputs": max(LEAST_OUTPUTS, options.parallel * OUTPUTS_A_SLOT),
+        "threads": threads,
+        "threads_batch": threads_batch,
         **options.attention,
-    )
+    }
+    if width:
+        return ConstantWidth(model, width=width, **settings)
+    return Context(model, apart=apart, **settings)
+
+
+def _width(options: ModelOptions) -> int:
+    """Tokens of every decode of the target, 0 where batches may be of any size."""
+    on_gpu = options.exact and is_offloaded(options.gpu_layers, options.device)
+    return EXACT_WIDTH if on_gpu else 0
 
 
 def is_offloaded(gpu_layers: int, device: str | None) -> bool:
@@ -177,9 +196,9 @@ def is_offloaded(gpu_layers: int, device: str | None) -> bool:
 
 def exact_context(model: Model, options: ModelOptions) -> Context:
     """A small context as exact mode has them, to try it out."""
-    return _context(
-        model, replace(options, exact=True, parallel=1), padded(1), options.threads, None
-    )
+    exact = replace(options, exact=True, parallel=1)
+    width = _width(exact)
+    return _context(model, exact, padded(1), options.threads, None, apart=width > 0, width=width)
 
 
 def _labelled(role: str, on_progress: LoadProgress | None) -> Callable[[float], None] | None:

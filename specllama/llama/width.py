@@ -1,0 +1,131 @@
+"""Decodes of one constant width, for devices that choose kernels by the size of a batch.
+
+On a GPU the bits of a token's logits depend on how many tokens are decoded with it, and on how many
+cells attention runs over. Here both are functions of the token's place alone, so that drafts change
+neither (docs/exactness.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.llama.context import Context, padded
+from specllama.llama.model import Model
+
+Decode = Callable[
+    [Sequence[int], Sequence[int], Sequence[tuple[int, ...]], Sequence[bool]], NDArray[np.float32]
+]
+"""`Backend.decode`."""
+
+_FILLER = 0
+_STEP = padded(1)  # attention runs over a multiple of so many cells
+_NO_ROPE = -1
+
+
+class ConstantWidth(Context):
+    """A context in which llama.cpp decodes exactly `width` tokens of one sequence at a time.
+
+    What `decode` is given is split and filled up for that; each sequence has cells of its own, and
+    `width` more than it can use. A memory that cannot be truncated is decoded as it comes.
+
+    Args:
+        n_ctx: cells of all sequences together.
+        settings: as `Context` has them.
+
+    Attributes:
+        width: tokens of each decode; 0 where the memory allows none.
+    """
+
+    width = 0
+
+    def __init__(
+        self, model: Model, *, n_ctx: int, width: int, n_seq: int = 1, **settings: Any
+    ) -> None:
+        each, spare = padded(-(-n_ctx // n_seq)), padded(width)
+        super().__init__(model, n_ctx=n_seq * (each + spare), n_seq=n_seq, apart=True, **settings)
+        self.n_ctx -= n_seq * spare
+        self.n_ctx_seq -= spare
+        if self._lib.llama_model_rope_type(model.handle) == _NO_ROPE:
+            # places may be rows of a table, and fillers have places behind the last token
+            self.n_ctx_seq = min(self.n_ctx_seq, model.n_ctx_train - width + 1)
+        self.width = width if self.rollback == "free" else 0
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> NDArray[np.float32]:
+        """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
+        if not self.width or not tokens:
+            return super().decode(tokens, positions, sequences, outputs)
+        return decode_filled(
+            super().decode, self.truncate, self.width, tokens, positions, sequences, outputs
+        )
+
+
+def decode_filled(
+    decode: Decode,
+    truncate: Callable[[int, int], bool],
+    width: int,
+    tokens: Sequence[int],
+    positions: Sequence[int],
+    sequences: Sequence[tuple[int, ...]],
+    outputs: Sequence[bool],
+) -> NDArray[np.float32]:
+    """One batch by decodes of `width` tokens, all logits asked for.
+
+    Tokens that mean nothing follow in the same sequence, as refused drafts do, and are dropped.
+
+    Returns:
+        float32 [sum(outputs), n_vocab]: a view where one decode was enough.
+    """
+    rows = []
+    runs = list(_runs(positions, sequences, width))
+    for run in runs:
+        end, missing = positions[run.stop - 1] + 1, width - (run.stop - run.start)
+        found = decode(
+            [*tokens[run], *[_FILLER] * missing],
+            [*positions[run], *range(end, end + missing)],
+            [sequences[run.start]] * width,
+            [True] * width,
+        )
+        if missing:
+            truncate(sequences[run.start][0], end)
+        wanted = found[_where(outputs[run])]
+        rows.append(wanted if len(runs) == 1 else wanted.copy())
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _runs(
+    positions: Sequence[int], sequences: Sequence[tuple[int, ...]], width: int
+) -> Iterator[slice]:
+    """The parts of a batch that are decoded together.
+
+    A decode from place s on uses cells up to s + width, rounded up to `_STEP` for attention: a part
+    ends where that number grows, so that a token meets the same number whatever part it is in.
+    """
+    first = 0
+    for index in range(1, len(positions)):
+        if (
+            index - first == width
+            or sequences[index] != sequences[first]
+            or (positions[index] + width) % _STEP == 1
+        ):
+            yield slice(first, index)
+            first = index
+    yield slice(first, len(positions))
+
+
+def _where(outputs: Sequence[bool]) -> slice | NDArray[np.intp]:
+    """The wanted rows, as a slice where they lie in line (which copies nothing)."""
+    wanted = np.flatnonzero(outputs)
+    if len(wanted) == 0:
+        return slice(0, 0)
+    first, last = int(wanted[0]), int(wanted[-1])
+    return slice(first, last + 1) if last - first == len(wanted) - 1 else wanted
