@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from specllama.drafters import Drafters
 from specllama.drafting.shapes import FixedShape, Shape, ValueShape
@@ -253,29 +253,32 @@ class _Clock:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._target = engine.backend
         self._started = time.perf_counter()
         self._first = self._last = self._started
-        self._first_inside = self._inside = _Inside(0.0, 0.0)
+        self._first_inside = self._inside = self._first_target = self._in_target = 0.0
         self._n_tokens = self._n_counted = 0
 
     def token(self) -> None:
         """A token is out."""
         self._last = time.perf_counter()
         if self._n_tokens == 0:
-            self._first, self._first_inside = self._last, _Inside.of(self._engine)
+            self._first = self._last
+            self._first_inside = self._engine.seconds_inside()
+            self._first_target = self._target.seconds
         self._n_tokens += 1
 
     def round_done(self) -> None:
         """All tokens of a round are out."""
         if self._n_tokens > self._n_counted:
-            self._inside = _Inside.of(self._engine)
+            self._inside, self._in_target = self._engine.seconds_inside(), self._target.seconds
             self._n_counted = self._n_tokens
 
     def timings(self, load_s: float, n_read: int, read_s: float) -> Timings:
         """The figures, at the end."""
         decode_s = self._last - self._first
-        inside = self._inside.all - self._first_inside.all
-        drafting = inside - (self._inside.target - self._first_inside.target)
+        inside = self._inside - self._first_inside
+        drafting = inside - (self._in_target - self._first_target)
         decoded = self._n_tokens - 1
         return Timings(
             load_s=load_s,
@@ -286,14 +289,3 @@ class _Clock:
             overhead_share=max(0.0, 1 - inside / decode_s) if decode_s > 0 else 0.0,
             draft_share=max(0.0, drafting / decode_s) if decode_s > 0 else 0.0,
         )
-
-
-class _Inside(NamedTuple):
-    """Seconds inside llama.cpp so far."""
-
-    all: float
-    target: float
-
-    @classmethod
-    def of(cls, engine: Engine) -> _Inside:
-        return cls(engine.seconds_inside(), engine.backend.seconds)

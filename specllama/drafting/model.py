@@ -38,7 +38,7 @@ class ModelDrafter(FollowingDrafter):
         """Draw the next token of a chain, if it is worth it; True while the chain goes on."""
         want = chain.want
         law = self._follower.law(want, row, chain.tokens)
-        if law is None or not want.go_on(len(chain.tokens), float(law.probs.max())):
+        if law is None or not want.go_on(len(chain.tokens), law.highest):
             return False
         chain.tokens += want.chance.children(law, want.position + len(chain.tokens), 1)
         if want.keeps_laws:

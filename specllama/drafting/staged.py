@@ -226,7 +226,7 @@ class _Chain:
     def draw(self, law: Distribution | None) -> int | None:
         """Draw the next token as a lone draft model would; None where the chain ends before it."""
         want = self.want
-        if law is None or not want.go_on(len(self.tokens), float(law.probs.max())):
+        if law is None or not want.go_on(len(self.tokens), law.highest):
             self.ended = True
             return None
         (token,) = want.chance.children(law, want.position + len(self.tokens), 1)

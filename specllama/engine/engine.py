@@ -17,10 +17,13 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ids
 from itertools import starmap
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specllama.drafting.protocol import Drafter
 from specllama.engine.propose import Limits, Plan, propose
 from specllama.engine.request import EndEvent, Request, TokenEvent
-from specllama.engine.round import Verified, verify
+from specllama.engine.round import Verified, next_rows, verify
 from specllama.engine.sequence import Sequence
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
@@ -75,7 +78,10 @@ class Engine:
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
-        return sum(model.seconds for model in self._models)
+        seconds = 0.0
+        for model in self._models:
+            seconds += model.seconds
+        return seconds
 
     @property
     def drafters(self) -> list[Drafter]:
@@ -323,9 +329,13 @@ class Engine:
     def _plain_round(self, lives: Ids[Sequence]) -> None:
         """The same where nobody drafts: there is nothing to choose, to book or to learn."""
         for group in self._groups([(live, _PLAIN) for live in lives]):
-            found, _ = self._verify(group, 0)
-            for verified in found:
-                self._emit(verified, _PLAIN)
+            members = [live for live, _ in group]
+            for live, row in zip(members, next_rows(self.cache, members), strict=True):
+                # what every rule does without a proposal
+                token = live.chance.pick(live.law(row, ()), len(live.ids))
+                live.stats.rounds += 1
+                self._put(live, token, row, "")
+                self.cache.truncate(live.key, len(live.ids) - 1)
 
     def _groups(self, pairs: Group) -> list[Group]:
         """Who shares a decode."""
@@ -381,15 +391,8 @@ class Engine:
         used = 0
         for token, parent in zip(verified.tokens, (-1, *path), strict=True):
             used += 1
-            if live.request.is_end(token):
-                live.finish = "stop"
-                break
             source = proposal.source if used <= len(path) else ""
-            row, asked = verified.row(parent), live.request
-            told = logprob(row, token) if asked.logprobs else None
-            top = top_logprobs(row, asked.top_logprobs) if asked.top_logprobs else ()
-            self._events.append(TokenEvent(live.key, token, told, source, top))
-            self._append(live, token)
+            self._put(live, token, verified.row(parent), source)
             if live.finish is not None:
                 break
         cut = used <= len(path)
@@ -401,6 +404,17 @@ class Engine:
         if live.request.drafters:
             self._teach(verified)
         return Share(live.account, live.stats, plan.bet, len(proposal), used)
+
+    def _put(self, live: Sequence, token: int, row: NDArray[np.float32], source: str) -> None:
+        """Emit a token, drawn from the law of a row, unless it ends the reply."""
+        asked = live.request
+        if asked.is_end(token):
+            live.finish = "stop"
+            return
+        told = logprob(row, token) if asked.logprobs else None
+        top = top_logprobs(row, asked.top_logprobs) if asked.top_logprobs else ()
+        self._events.append(TokenEvent(live.key, token, told, source, top))
+        self._append(live, token)
 
     def _teach(self, verified: Verified) -> None:
         """Show the drafters that learn what the target said along the accepted path."""

@@ -105,6 +105,31 @@ def verify(
     return found, len(batch.tokens)
 
 
+def next_rows(cache: TokenCache, lives: Sequence[Live]) -> NDArray[np.float32]:
+    """The target's logits after each sequence's last token: a round where nobody drafts.
+
+    It is `verify` without proposals, whose machinery costs as much as all the rest then.
+
+    Returns:
+        float32 [len(lives), n_vocab], a view that is valid until the next decode.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    sequences: list[tuple[int, ...]] = []
+    outputs: list[bool] = []
+    for live in lives:
+        held = cache.length(live.key)
+        pending = live.ids[held:]
+        tokens += pending
+        positions += range(held, len(live.ids))
+        sequences += [(live.key,)] * len(pending)
+        outputs += [False] * (len(pending) - 1) + [True]
+    rows = cache.backend.decode(tokens, positions, sequences, outputs)
+    for live in lives:
+        cache.record(live.key, live.ids[cache.length(live.key) :])
+    return rows
+
+
 def _layouts(
     lives: Sequence[Live], proposals: Sequence[Proposal], spare: Sequence[int]
 ) -> list[Layout]:

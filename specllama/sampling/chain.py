@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 from specllama.errors import EngineError
 from specllama.sampling.constraint import Constraint, NothingAllowed
-from specllama.sampling.distribution import CERTAIN, Distribution, IntArray
+from specllama.sampling.distribution import FEW, Distribution, IntArray
 from specllama.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
 
 _BLOCK = 64
 _FIRST_PREFIX = 256
-_FEW = 128
 _PIECE = 1 << 14
 # How many of the largest logits a constraint is asked about before it lists what it allows.
 _ASKED = (64, 512)
@@ -70,11 +69,9 @@ class Sampler:
         if params.temperature == 0.0:
             best = int(values.argmax())
             _check_finite(float(values[best]))
-            # a slice rather than `Distribution.point`: a new array takes longer than the argmax
-            ids = _all_ids(len(values)) if ids is None else ids
-            return Distribution(ids[best : best + 1], CERTAIN)
+            return Distribution.point(best if ids is None else int(ids[best]))
         if 0 < params.top_k < len(values):
-            if params.top_k <= _FEW and params.typical_p >= 1.0:
+            if params.top_k <= FEW and params.typical_p >= 1.0:
                 found = _about_largest(values, params.top_k)
                 kept_ids = found if ids is None else ids[found]
                 return self._law_of_few(kept_ids.tolist(), values[found].tolist())
@@ -93,11 +90,7 @@ class Sampler:
         return law
 
     def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution:
-        """Top-k, top-p, min-p and temperature over a few candidates (ids rising).
-
-        In plain Python: after a decode the caches are cold, and a dozen numpy calls cost several
-        times as much as a hundred steps of a loop.
-        """
+        """Top-k, top-p, min-p and temperature over a few candidates (ids rising)."""
         params = self._params
         order = sorted(range(len(ids)), key=values.__getitem__, reverse=True)[: params.top_k]
         top = values[order[0]]
@@ -112,8 +105,10 @@ class Sampler:
         cold = max(params.temperature, _COLDEST)
         scaled = {place: math.exp((values[place] - top) / cold) for place in sorted(likely)}
         total = math.fsum(scaled.values())
-        kept = [(ids[place], weight / total) for place, weight in scaled.items() if weight > 0.0]
-        return Distribution(np.array([id for id, _ in kept]), np.array([p for _, p in kept]))
+        kept = [place for place, weight in scaled.items() if weight > 0.0]
+        return Distribution.of_few(
+            [ids[place] for place in kept], [scaled[place] / total for place in kept]
+        )
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
         """The row after bias and penalties; the row itself when neither applies.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,68 @@ from specllama.sampling.columns import FloatArray as FloatArray
 from specllama.sampling.columns import IntArray as IntArray
 from specllama.sampling.columns import highest
 
-CERTAIN = np.ones(1)
-CERTAIN.setflags(write=False)
-"""The probabilities of a law that is a point."""
+FEW = 128
+"""Laws up to this size are worked on in plain Python: after a decode the caches are cold, and a
+dozen array calls cost several times as much as a hundred steps of a loop."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Token ids with their probabilities.
+    """Token ids with their probabilities; it never changes.
 
-    Attributes:
+    Rising ids (not falling probabilities) make `prob` a binary search, two laws easy to align and a
+    whole vocabulary free of any sort; `top` partitions when someone asks. The same numbers exist as
+    arrays and as lists, each made when it is first asked for.
+
+    Args:
         ids: int64 [n], unique, rising.
         probs: float64 [n], summing to 1; all above 0, but for what is left of a law (`without`,
             `residual`), whose zeros stay: leaving them out costs more than everything else.
-
-    Rising ids (not falling probabilities) make `prob` a binary search, two laws easy to align and a
-    whole vocabulary free of any sort; `top` partitions when someone asks.
     """
 
-    ids: IntArray
-    probs: FloatArray
+    __slots__ = ("_ids", "_lists", "_probs")
+
+    def __init__(self, ids: IntArray, probs: FloatArray) -> None:
+        self._ids: IntArray | None = ids
+        self._probs: FloatArray | None = probs
+        self._lists: tuple[list[int], list[float]] | None = None
+
+    @classmethod
+    def of_few(cls, ids: list[int], probs: list[float]) -> Distribution:
+        """The same from lists, which become its own."""
+        law = cls.__new__(cls)
+        law._ids = law._probs = None
+        law._lists = (ids, probs)
+        return law
+
+    @property
+    def ids(self) -> IntArray:
+        """int64 [n], rising."""
+        if self._ids is None:
+            self._ids = np.array(self.lists[0], np.int64)
+        return self._ids
+
+    @property
+    def probs(self) -> FloatArray:
+        """float64 [n]."""
+        if self._probs is None:
+            self._probs = np.array(self.lists[1])
+        return self._probs
+
+    @property
+    def lists(self) -> tuple[list[int], list[float]]:
+        """Ids and probabilities as lists, for laws of `FEW`; not to be changed."""
+        if self._lists is None:
+            self._lists = (self.ids.tolist(), self.probs.tolist())
+        return self._lists
+
+    def __len__(self) -> int:
+        """Ids in `ids`."""
+        return len(self._lists[0] if self._lists is not None else self.ids)
+
+    @property
+    def highest(self) -> float:
+        """The largest probability."""
+        return max(self.lists[1]) if len(self) <= FEW else float(self.probs.max())
 
     @classmethod
     def from_weights(cls, ids: NDArray[Any], weights: NDArray[Any]) -> Distribution | None:
@@ -50,10 +92,14 @@ class Distribution:
     @classmethod
     def point(cls, token: int) -> Distribution:
         """All mass on one token: what temperature 0 is, and what a deterministic draft is."""
-        return cls(np.array([token], np.int64), CERTAIN)
+        return cls.of_few([token], [1.0])
 
     def prob(self, token: int) -> float:
         """Probability of one token, 0 outside the support."""
+        if len(self) <= FEW:
+            ids, probs = self.lists
+            place = bisect_left(ids, token)
+            return probs[place] if place < len(ids) and ids[place] == token else 0.0
         place = int(self.ids.searchsorted(token))
         found = place < len(self.ids) and self.ids[place] == token
         return float(self.probs[place]) if found else 0.0
@@ -77,6 +123,12 @@ class Distribution:
 
     def top(self, count: int) -> list[int]:
         """The `count` most probable tokens, most probable first, ties by rising id."""
+        if len(self) <= FEW:
+            ids, probs = self.lists
+            if count == 1:
+                return [ids[probs.index(max(probs))]]
+            falling = sorted(range(len(ids)), key=probs.__getitem__, reverse=True)
+            return [ids[place] for place in falling[:count]]
         chosen = highest(self.probs, count)
         order = np.lexsort((self.ids[chosen], -self.probs[chosen]))[:count]
         return [int(token) for token in self.ids[chosen[order]]]

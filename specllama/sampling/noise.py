@@ -7,13 +7,12 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 
 import math
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.sampling.columns import Columns
-from specllama.sampling.distribution import Distribution, FloatArray, IntArray
+from specllama.sampling.distribution import FEW, Distribution, FloatArray, IntArray
 
 _MASK = 2**64 - 1
 # The multipliers of P. Evensen's 64-bit finaliser "moremur", and odd constants with balanced bits.
@@ -21,9 +20,6 @@ _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 # Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
 _CHUNK = 1 << 14
-# Laws up to this size are drawn from in plain Python: after a decode, array calls are slow (see
-# chain.py).
-_FEW = 128
 _VERY_FEW = 16
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
@@ -60,9 +56,9 @@ class SharedNoise:
         is what `pick` gives. With E exponential, -log E is Gumbel noise, so that the largest
         log p + g is the smallest E / p.
         """
-        if len(law.ids) == 1:
-            return [int(law.ids[0])]
-        if len(law.ids) <= _FEW:
+        if len(law) == 1:
+            return law.lists[0][:]
+        if len(law) <= FEW:
             return self._children_of_few(law, position, count)
         uniforms = self.uniforms(law.ids, position)
         # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
@@ -80,11 +76,11 @@ class SharedNoise:
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
         """The same in plain Python."""
-        known, ids = self._known(position), law.ids.tolist()
+        known = self._known(position)
+        ids, probs = law.lists
         missing = [token for token in ids if token not in known]
         if missing:
             known.update(self._exponentials_of(missing, position))
-        probs = law.probs.tolist()
         scores = [(known[token] / prob, token) for token, prob in zip(ids, probs, strict=True)]
         if count == 1:
             return [min(scores)[1]]
@@ -137,7 +133,7 @@ class RandomStream:
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         # of the law drawn from last, for siblings that are independent draws
-        self._urn: _Urn | None = None
+        self._urn: _LargeUrn | None = None
         self._urn_of: Distribution | None = None
 
     def flip(self, probability: float) -> bool:
@@ -146,19 +142,20 @@ class RandomStream:
 
     def pick(self, law: Distribution, position: int) -> int:
         """Draw a token; the position does not matter."""
-        if len(law.ids) == 1:
-            return int(law.ids[0])
+        if len(law) <= FEW:
+            ids, probs = law.lists
+            return ids[_drawn(probs, self._random.random())] if len(ids) > 1 else ids[0]
         if self._urn is None or self._urn_of is not law:
-            self._urn, self._urn_of = _urn(law.probs), law
+            self._urn, self._urn_of = _LargeUrn(law.probs), law
         return int(law.ids[self._urn.draw(self._random.random())])
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
-        if count == 1 or len(law.ids) == 1:
+        if count == 1 or len(law) == 1:
             return [self.pick(law, position)]
-        urn = _urn(law.probs)
+        urn = _SmallUrn(law.lists[1]) if len(law) <= FEW else _LargeUrn(law.probs)
         tokens: list[int] = []
-        while len(tokens) < min(count, len(law.ids)):
+        while len(tokens) < min(count, len(law)):
             place = urn.draw(self._random.random())
             urn.take_out(place)
             tokens.append(int(law.ids[place]))
@@ -182,7 +179,7 @@ class IndependentDrafts(RandomStream):
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """`count` tokens drawn with replacement; one where the law leaves no choice."""
-        if len(law.ids) == 1:
+        if len(law) == 1:
             count = 1
         return [self.pick(law, position) for _ in range(count)]
 
@@ -199,43 +196,36 @@ class GreedyPlusOne(RandomStream):
         return tokens if rest is None else [*tokens, self.pick(rest, position)]
 
 
-class _Urn(Protocol):
-    """Weights to draw places from, not all of them 0."""
-
-    def draw(self, uniform: float) -> int:
-        """The place where the running sum passes `uniform` of the total."""
-
-    def take_out(self, place: int) -> None:
-        """Let a place not come again."""
-
-
-def _urn(weights: FloatArray) -> _Urn:
-    return _SmallUrn(weights) if len(weights) <= _FEW else _LargeUrn(weights)
+def _drawn(weights: list[float], uniform: float) -> int:
+    """The place where the running sum passes `uniform` of the total."""
+    aim = uniform * math.fsum(weights)
+    for place, weight in enumerate(weights):
+        aim -= weight
+        if aim < 0.0:
+            return place
+    # rounding only
+    return max(place for place, weight in enumerate(weights) if weight > 0.0)
 
 
 class _SmallUrn:
-    """In plain Python."""
+    """Weights to draw places from, in plain Python."""
 
     __slots__ = ("_weights",)
 
-    def __init__(self, weights: FloatArray) -> None:
-        self._weights: list[float] = weights.tolist()
+    def __init__(self, weights: list[float]) -> None:
+        self._weights = weights[:]
 
     def draw(self, uniform: float) -> int:
-        aim = uniform * math.fsum(self._weights)
-        for place, weight in enumerate(self._weights):
-            aim -= weight
-            if aim < 0.0:
-                return place
-        # rounding only
-        return max(place for place, weight in enumerate(self._weights) if weight > 0.0)
+        """The place where the running sum passes `uniform` of the total."""
+        return _drawn(self._weights, uniform)
 
     def take_out(self, place: int) -> None:
+        """Let a place not come again."""
         self._weights[place] = 0.0
 
 
 class _LargeUrn:
-    """In blocks whose sums are known: a draw reads two short rows of sums."""
+    """The same for many, in blocks whose sums are known: a draw reads two short rows of sums."""
 
     __slots__ = ("_changed", "_sums", "_weights")
 

@@ -37,6 +37,11 @@ class StopMatcher:
         self._held = ""
 
     @property
+    def stops(self) -> bool:
+        """Whether there is any stop string."""
+        return bool(self._next[ROOT])
+
+    @property
     def holds(self) -> bool:
         """Whether text is held back."""
         return bool(self._held)
@@ -46,8 +51,6 @@ class StopMatcher:
 
         Once one is complete the text ends before it, and whatever follows is dropped.
         """
-        if not self._next[ROOT]:  # there are no stop strings
-            return text, False
         for index, character in enumerate(text):
             self._state = self._step(self._state, character)
             length = self._stop_length[self._state]

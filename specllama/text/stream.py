@@ -56,7 +56,10 @@ class TextStream:
 
     def push(self, token: int) -> Piece:
         """Take the next token of the reply."""
-        text, stopped = self._matcher.push(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        if not self._matcher.stops:
+            return Piece(text)
+        text, stopped = self._matcher.push(text)
         first = self._detokenizer.first_character
         if first is not None:
             self._open.append(first)

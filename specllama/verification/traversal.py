@@ -43,7 +43,7 @@ class _Traversal:
             return None
         children = self.proposal.children(node)
         if not children:
-            return (node, self.rows(node)) if self.chance.flip(reach) else None
+            return (node, self.rows(node)) if self._holds(reach) else None
         p_target = self.rows(node)
         for child, p_draft in zip(children, self._laws(node, children), strict=True):
             step = reach * ratio(p_target, p_draft, self.proposal.tokens[child])
@@ -53,7 +53,11 @@ class _Traversal:
             left = residual_weights(p_target, p_draft, reach)
             reach = _share(float(left.sum()), reach)
             p_target = normalised(p_target.ids, left) or p_target
-        return (node, p_target) if self.chance.flip(reach) else None
+        return (node, p_target) if self._holds(reach) else None
+
+    def _holds(self, reach: float) -> bool:
+        # what is certain takes no coin: without drafts the rule is one draw
+        return reach >= 1.0 or self.chance.flip(reach)
 
     def _laws(self, node: int, children: list[int]) -> Iterable[Distribution]:
         """The law of each child given those before it."""

@@ -138,7 +138,10 @@ C_contra = TypeVar("C_contra", bound=Chance, contravariant=True)
 
 
 class Verify(Protocol[C_contra]):
-    """A rule. `position` is the absolute position of the first drafted token."""
+    """A rule. `position` is the absolute position of the first drafted token.
+
+    Of an empty proposal it makes one `chance.pick` of the root's law: plain decoding.
+    """
 
     def __call__(
         self, proposal: Proposal, rows: Rows, chance: C_contra, position: int, /

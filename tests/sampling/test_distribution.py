@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specllama.sampling.distribution import Distribution, residual, residual_weights
+from specllama.sampling.distribution import FEW, Distribution, residual, residual_weights
 
 SIZE = 12
 weights = st.lists(st.sampled_from([0.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 3.0]), min_size=1, max_size=SIZE)
@@ -110,3 +110,29 @@ def test_an_untruncated_law_and_one_with_gaps_read_alike(gap: bool) -> None:
     tokens = np.array([0, 9, 10, 11, 12, int(ids[-1]), int(ids[-1]) + 1, 10**9])
     expected = [dict(zip(ids.tolist(), probs, strict=True)).get(int(t), 0.0) for t in tokens]
     np.testing.assert_array_equal(law.at(tokens), expected)
+
+
+@given(weights, st.integers(0, SIZE))
+def test_lists_and_arrays_tell_the_same(values: list[float], first: int) -> None:
+    law = law_from(values, first)
+    twin = Distribution.of_few(law.ids.tolist(), law.probs.tolist())
+    np.testing.assert_array_equal(twin.ids, law.ids)
+    np.testing.assert_array_equal(twin.probs, law.probs)
+    assert twin.ids.dtype == np.int64 and twin.probs.dtype == np.float64
+    assert twin.lists == law.lists == (law.ids.tolist(), law.probs.tolist())
+    assert len(twin) == len(law) == len(law.ids)
+    assert twin.highest == law.highest == law.probs.max()
+
+
+def test_small_and_large_laws_answer_alike() -> None:
+    random = np.random.default_rng(5)
+    for size in (FEW, FEW + 1):
+        ids = np.cumsum(random.integers(1, 4, size))
+        weights = np.round(random.exponential(size=size), 1)  # with ties
+        law = Distribution(ids, (weights + 0.1) / (weights + 0.1).sum())
+        falling = sorted(zip(-law.probs, law.ids, strict=True))
+        for count in (1, 2, 7):
+            assert law.top(count) == [token for _, token in falling[:count]]
+        for token in range(int(ids[-1]) + 2):
+            assert law.prob(token) == law.probs[ids == token].sum()
+        assert law.highest == law.probs.max()
