@@ -120,15 +120,16 @@ class Follower:
             return [
                 self.decode([key], [run])[0].copy() for key, run in zip(keys, tokens, strict=True)
             ]
+        flat: list[int] = []
         positions: list[int] = []
         sequences: list[tuple[int, ...]] = []
         outputs: list[bool] = []
         for key, run in zip(keys, tokens, strict=True):
             start = self.cache.length(key)
+            flat += run
             positions += range(start, start + len(run))
             sequences += [(key,)] * len(run)
             outputs += [False] * (len(run) - 1) + [True]
-        flat = [token for run in tokens for token in run]
         rows = self.backend.decode(flat, positions, sequences, outputs)
         for key, run in zip(keys, tokens, strict=True):
             self.cache.record(key, run)

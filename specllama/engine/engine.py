@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from specllama.drafting.protocol import Drafter
 from specllama.engine.propose import Limits, Plan, propose
 from specllama.engine.request import EndEvent, Request, TokenEvent
-from specllama.engine.round import Verified, next_rows, verify
+from specllama.engine.round import Verified, next_rows, next_token, verify
 from specllama.engine.sequence import Sequence
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
@@ -316,8 +316,9 @@ class Engine:
         shares: list[Share] = []
         for group in self._groups(list(zip(lives, plans, strict=True))):
             started = time.perf_counter()
-            size = self.scheduler.size_for(sum(starmap(self._n_tokens, group)))
-            found, n_tokens = self._verify(group, size)
+            n_tokens = sum(starmap(self._n_tokens, group))
+            size = self.scheduler.size_for(n_tokens)
+            found, n_tokens = self._verify(group, size if size > n_tokens else 0)
             verify_s = time.perf_counter() - started
             self.scheduler.observe_batch(n_tokens, verify_s, len(group))
             seconds += verify_s
@@ -331,10 +332,8 @@ class Engine:
         for group in self._groups([(live, _PLAIN) for live in lives]):
             members = [live for live, _ in group]
             for live, row in zip(members, next_rows(self.cache, members), strict=True):
-                # what every rule does without a proposal
-                token = live.chance.pick(live.law(row, ()), len(live.ids))
                 live.stats.rounds += 1
-                self._put(live, token, row, "")
+                self._put(live, next_token(live, row), row, "")
                 self.cache.truncate(live.key, len(live.ids) - 1)
 
     def _groups(self, pairs: Group) -> list[Group]:

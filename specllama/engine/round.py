@@ -79,6 +79,8 @@ def verify(
     Returns:
         What was found out per sequence, and the tokens of the batch.
     """
+    if not size and not any(map(len, proposals)):
+        return _drawn(cache, lives, proposals)
     layouts = _layouts(lives, proposals, spare)
     batch = _Batch()
     for live, proposal, layout in zip(lives, proposals, layouts, strict=True):
@@ -128,6 +130,24 @@ def next_rows(cache: TokenCache, lives: Sequence[Live]) -> NDArray[np.float32]:
     for live in lives:
         cache.record(live.key, live.ids[cache.length(live.key) :])
     return rows
+
+
+def _drawn(
+    cache: TokenCache, lives: Sequence[Live], proposals: Sequence[Proposal]
+) -> tuple[list[Verified], int]:
+    """`verify` where there happens to be nothing to verify."""
+    n_tokens = sum(len(live.ids) - cache.length(live.key) for live in lives)
+    rows = next_rows(cache, lives)
+    found = []
+    for index, (live, proposal) in enumerate(zip(lives, proposals, strict=True)):
+        verdict = Verdict((), next_token(live, rows[index]), 0)
+        found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, index)))
+    return found, n_tokens
+
+
+def next_token(live: Live, row: NDArray[np.float32]) -> int:
+    """What every rule makes of an empty proposal: one draw from the law of the row."""
+    return live.chance.pick(live.law(row, ()), len(live.ids))
 
 
 def _layouts(

@@ -15,8 +15,11 @@ from specllama.sampling.chain import Sampler
 from specllama.sampling.constraint import Constraint, NothingAllowed, States
 from specllama.sampling.distribution import Distribution
 from specllama.sampling.noise import GreedyDrafts
+from specllama.sampling.params import SamplingParams
 from specllama.scheduling.scheduler import Account
 from specllama.verification.types import Proposal
+
+_MOST_SIBLINGS = 16
 
 
 class Sequence:
@@ -52,9 +55,7 @@ class Sequence:
         greedy = request.sampling.temperature == 0.0
         self.keeps_laws = request.rule.uses_law and not greedy
         self.draft_chance = GreedyDrafts(request.seed) if greedy else self.chance
-        self._draft_sampler = (
-            Sampler(replace(request.sampling, temperature=1.0)) if greedy else self.sampler
-        )
+        self._draft_sampler = Sampler(_ranked(request.sampling)) if greedy else self.sampler
         self._states = (
             None if request.constraint is None else States(request.constraint, self.n_prompt)
         )
@@ -148,3 +149,10 @@ class Sequence:
         for depth in range(tested):
             by_depth[depth].tested += 1
             by_depth[depth].accepted += depth < accepted
+
+
+def _ranked(params: SamplingParams) -> SamplingParams:
+    """For greedy drafts: the best tokens with their probabilities, as many as siblings may be."""
+    return replace(
+        params, temperature=1.0, top_k=_MOST_SIBLINGS, top_p=1.0, min_p=0.0, typical_p=1.0
+    )
