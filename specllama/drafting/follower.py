@@ -151,6 +151,14 @@ class Follower:
         foreign = np.isin(law.ids, self._never, assume_unique=True)
         return Distribution.from_weights(law.ids, np.where(foreign, 0.0, law.probs))
 
+    def best(
+        self, want: Want, row: NDArray[np.float32], path: Sequence[int]
+    ) -> tuple[int, float] | None:
+        """The most probable next token and its probability; None where it takes the whole law."""
+        if want.best is None or len(self._never):
+            return None
+        return want.best(self.shared(row), path)
+
     def forget(self) -> None:
         """Empty the cache."""
         self.cache.clear()

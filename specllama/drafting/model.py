@@ -36,14 +36,21 @@ class ModelDrafter(FollowingDrafter):
 
     def _draw(self, chain: _Chain, row: NDArray[np.float32]) -> bool:
         """Draw the next token of a chain, if it is worth it; True while the chain goes on."""
-        want = chain.want
-        law = self._follower.law(want, row, chain.tokens)
-        if law is None or not want.go_on(len(chain.tokens), law.highest):
-            return False
-        chain.tokens += want.chance.children(law, want.position + len(chain.tokens), 1)
-        if want.keeps_laws:
-            chain.laws.append(law)
-        return len(chain.tokens) < want.limit and want.go_on(len(chain.tokens), None)
+        want, drafted = chain.want, len(chain.tokens)
+        best = self._follower.best(want, row, chain.tokens)
+        if best is not None:
+            token, confidence = best
+            if not want.go_on(drafted, confidence):
+                return False
+            chain.tokens.append(token)
+        else:
+            law = self._follower.law(want, row, chain.tokens)
+            if law is None or not want.go_on(drafted, law.highest):
+                return False
+            chain.tokens += want.chance.children(law, want.position + drafted, 1)
+            if want.keeps_laws:
+                chain.laws.append(law)
+        return drafted + 1 < want.limit and want.go_on(drafted + 1, None)
 
 
 class _Chain:

@@ -34,6 +34,8 @@ class Want:
             token is drawn, and with (tokens drafted so far, None) before work that would show
             that probability; False ends the chain. Never drop a token that was drawn: that
             biases every rule that reads laws.
+        best: (logits row, drafted path) -> the most probable token and about its probability, where
+            drafts are greedy: most of a law is not needed then. None where they are drawn.
     """
 
     key: int
@@ -46,6 +48,7 @@ class Want:
     chance: Chance
     keeps_laws: bool
     go_on: Callable[[int, float | None], bool]
+    best: Callable[[NDArray[np.float32], Sequence[int]], tuple[int, float]] | None = None
 
     @property
     def position(self) -> int:

@@ -161,6 +161,7 @@ class _Goal:
             chance=live.draft_chance,
             keeps_laws=live.keeps_laws,
             go_on=policy.go_on,
+            best=live.draft_best,
         )
 
     def _shape(self, drafter: Drafter, nodes: int, depth: int) -> Shape:

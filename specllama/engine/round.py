@@ -147,7 +147,8 @@ def _drawn(
 
 def next_token(live: Live, row: NDArray[np.float32]) -> int:
     """What every rule makes of an empty proposal: one draw from the law of the row."""
-    return live.chance.pick(live.law(row, ()), len(live.ids))
+    token: int = live.chance.pick(live.law(row, ()), len(live.ids))
+    return token
 
 
 def _layouts(

@@ -30,6 +30,7 @@ class Sequence:
         ids: prompt and emitted tokens; the last one is in no cache.
         n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
+        draft_best: see `drafting.protocol.Want.best`.
         keeps_laws: proposals have to carry the laws they were drawn from.
         n_cached: how many of those were still in the cache.
         read_s: seconds spent on reading the others.
@@ -55,6 +56,7 @@ class Sequence:
         greedy = request.sampling.temperature == 0.0
         self.keeps_laws = request.rule.uses_law and not greedy
         self.draft_chance = GreedyDrafts(request.seed) if greedy else self.chance
+        self.draft_best = self._draft_best if greedy and request.constraint is None else None
         self._draft_sampler = Sampler(_ranked(request.sampling)) if greedy else self.sampler
         self._states = (
             None if request.constraint is None else States(request.constraint, self.n_prompt)
@@ -97,6 +99,9 @@ class Sequence:
             return self._draft_sampler.distribution(row, self._window(path), constraint)
         except NothingAllowed:
             return None
+
+    def _draft_best(self, row: NDArray[np.float32], path: Ids[int]) -> tuple[int, float]:
+        return self.sampler.best(row, self._window(path))
 
     def _constraint(self, path: Ids[int]) -> Constraint | None:
         if self._states is None:

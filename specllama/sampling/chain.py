@@ -63,6 +63,29 @@ class Sampler:
         ids = _permitted(row, constraint, self._params)
         return self._law(ids, row[ids])
 
+    def best(self, logits: Row, history: Sequence[int]) -> tuple[int, float]:
+        """The most probable token, and about its probability at temperature 1.
+
+        Of each block only the largest logit is counted: others weigh something beside it seldom.
+
+        Args:
+            logits, history: as in `distribution`.
+
+        Raises:
+            EngineError: the row holds NaN or infinity.
+        """
+        row = self._adjusted(logits, history)
+        token = int(row.argmax())
+        top = row[token]
+        _check_finite(float(top))
+        columns = len(row) // _BLOCK
+        cells = columns * _BLOCK
+        maxima = np.maximum.reduce(row[:cells].reshape(_BLOCK, columns), axis=0)
+        mass = float(np.add.reduce(np.exp(maxima - top)))
+        if cells < len(row):
+            mass += float(np.add.reduce(np.exp(row[cells:] - top)))
+        return token, 1.0 / max(mass, 1.0)
+
     def _law(self, ids: IntArray | None, values: Row) -> Distribution:
         """The law over some tokens (ids rising; None: all) and their adjusted logits."""
         params = self._params

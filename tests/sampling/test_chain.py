@@ -247,3 +247,30 @@ def test_logprob_of_a_large_vocabulary_is_accurate() -> None:
     wide = logits.astype(np.float64)
     expected = wide[99] - np.log(np.exp(wide).sum())
     assert logprob(logits, 99) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [5, 64, 1000, 4133])
+def test_best_is_the_greedy_token_with_about_its_probability(size: int) -> None:
+    random = np.random.default_rng(size)
+    for scale in (0.1, 2.0, 20.0):
+        logits = (scale * random.standard_normal(size)).astype(np.float32)
+        token, confidence = Sampler(SamplingParams(temperature=0.0)).best(logits, ())
+        exact = softmax(logits)
+        assert token == int(logits.argmax())
+        assert exact[token] * (1 - 1e-5) <= confidence <= 1.0
+    if size == 64:  # a single block
+        return
+    peaked = np.full(size, -20.0, np.float32)
+    peaked[[1, 3]] = 1.0, 0.0
+    token, confidence = Sampler(SamplingParams(temperature=0.0)).best(peaked, ())
+    assert (token, confidence) == (1, pytest.approx(softmax(peaked)[1], rel=1e-4))
+
+
+def test_best_heeds_bias_and_penalties_and_refuses_nan() -> None:
+    logits = row(*[0.0] * 70, 5.0, 4.0)
+    params = SamplingParams(temperature=0.0, logit_bias={70: -3.0})
+    assert Sampler(params).best(logits, ())[0] == 71
+    penalised = SamplingParams(temperature=0.0, repeat_penalty=2.0)
+    assert Sampler(penalised).best(logits, [70])[0] == 71
+    with pytest.raises(EngineError):
+        Sampler(params).best(row(1.0, math.nan), ())
