@@ -276,12 +276,18 @@ class _Batch:
         count = len(tokens)
         if not 0 < count <= self.capacity:
             raise EngineError(f"A batch of {count} tokens; this context takes 1..{self.capacity}.")
-        self._token[:count] = tokens
-        self._position[:count] = positions
-        self._output[:count] = outputs
+        if count == 1:  # slices cost ten times as much
+            self._token[0], self._position[0], self._output[0] = tokens[0], positions[0], outputs[0]
+        else:
+            self._token[:count] = tokens
+            self._position[:count] = positions
+            self._output[:count] = outputs
         for index, ids in enumerate(sequences):
             self._count[index] = len(ids)
-            self._seq[index, : len(ids)] = ids
+            if len(ids) == 1:
+                self._seq[index, 0] = ids[0]
+            else:
+                self._seq[index, : len(ids)] = ids
         self.struct.n_tokens = count
 
 
