@@ -46,8 +46,8 @@ REPLY = 64
 DRAFT_MAX = 16
 _FIRST_SIZES = (1, 2, 3)
 TOKENS = 128
-OVERHEAD_S = 0.00005
-"""Seconds a round that asking the drafters takes where the budget bears it, drafting apart."""
+ROUND_S, ROW_S, LOOK_S, ASKING_S = 0.0001, 0.00005, 0.0001, 0.00006
+"""Seconds of Python: a round, a row of the target's, a drafted token, and asking the drafters."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Device:
             return self.same[above] / 1000
         slope = (self.same[above] - self.same[below]) / (above - below)
         return (self.same[below] + slope * (n_tokens - below)) / 1000
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a round where nobody ever drafts."""
+        return self.batch_s(1) + ROUND_S + ROW_S
 
     def first_look(self) -> CostTable:
         """As a decoder takes it before its first request."""
@@ -92,20 +97,20 @@ class Device:
 
 
 _H100_8B = {
-    1: 3.031, 2: 3.279, 3: 3.738, 4: 4.163, 5: 4.753, 6: 5.106, 7: 5.53, 8: 6.036, 9: 6.845,
-    10: 7.053, 12: 7.177, 16: 7.288, 20: 8.016, 24: 8.128, 32: 8.895,
+    1: 3.03, 2: 3.18, 3: 3.58, 4: 3.86, 5: 4.57, 6: 5.02, 7: 5.42, 8: 5.84, 9: 6.83, 12: 7.01,
+    16: 7.3, 20: 8.22, 24: 8.35,
 }  # fmt: skip
 _H100_70B = {
-    1: 19.06, 2: 19.25, 3: 21.83, 4: 25.02, 5: 29.3, 6: 32.76, 7: 35.67, 8: 39.5, 9: 40.43,
-    10: 41.07, 12: 41.19, 16: 41.71, 20: 46.1, 24: 46.66, 32: 51.4,
+    1: 18.5, 2: 19.85, 3: 21.13, 4: 22.96, 5: 26.42, 6: 29.52, 7: 34.02, 8: 37.47, 9: 39.99,
+    12: 40.7, 16: 41.18, 20: 47.1, 24: 47.61,
 }  # fmt: skip
 _VNNI = {1: 16.1, 2: 18.4, 3: 24.2, 4: 27.2, 5: 35.1, 6: 39.8, 8: 44.8, 12: 63.0, 16: 77.0, 32: 151}
 _AVX2 = {1: 11.8, 2: 19.9, 3: 29.6, 4: 31.3, 6: 41.4, 8: 54.1, 12: 70.9, 16: 99.5}
 DEVICES = (
     Device("CPU AVX2, Q4_1 (docs/log.md)", _AVX2, 1.63),
     Device("CPU AVX-512 VNNI, Q4_0", _VNNI, 0.97),
-    Device("H100, 8B", _H100_8B, 0.35, switch=1.3),
-    Device("H100, 70B", _H100_70B, 0.35, switch=2.9),
+    Device("H100, 8B", _H100_8B, 0.34, switch=2.2),
+    Device("H100, 70B", _H100_70B, 0.34, switch=2.9),
 )
 """Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md."""
 
@@ -221,6 +226,7 @@ class Live:
     key: int = 0
     keeps_laws: bool = False
     draft_chance: Any = None
+    draft_best: Any = None
     stats: SpecStats = field(default_factory=SpecStats)
 
     def draft_law(self, row: Any, path: Any) -> None:
@@ -236,26 +242,33 @@ class Machine:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._clock = Clock()
-        self._drafter = RecordedDrafter(self._clock, device.draft / 1000)
+        self._drafter = RecordedDrafter(self._clock, device.draft / 1000 + LOOK_S)
         self._suffix = SuffixDrafter(lambda token: False)
         self._scheduler = Scheduler()
         self._size = 0
         self._scheduler.recall(device.table() if device.calibrated else device.first_look())
 
-    def reply(self, told: dict[str, Any], drafters: tuple[str, ...]) -> tuple[float, SpecStats]:
-        """Speed of one request against plain decoding."""
+    def reply(
+        self, told: dict[str, Any], drafters: tuple[str, ...], fixed: int | None = None
+    ) -> tuple[float, SpecStats]:
+        """Speed of one request against plain decoding.
+
+        Args:
+            fixed: draft so many tokens in every round; None leaves that to the scheduler.
+        """
         ids, reply = told["ids"], told["reply"]
         self._drafter.told, self._drafter.n_prompt = told, len(ids)
         self._suffix.forget()
+        self._read(len(ids))
         request = SimpleNamespace(
             drafters=drafters,
-            adaptive=True,
+            adaptive=fixed is None,
             shape=None,
             draft_p_min=0.0,
-            draft_max=DRAFT_MAX,
+            draft_max=fixed or DRAFT_MAX,
             sampling=SamplingParams(temperature=told["temperature"]),
         )
-        live = Live(request, Account(self._scheduler), list(ids))
+        live = Live(request, Account(self._scheduler, len(reply)), list(ids))
         started = self._clock.now
         real, proposing.time = proposing.time, self._clock  # type: ignore[assignment]
         try:
@@ -263,21 +276,28 @@ class Machine:
                 self._round(live, reply[n_said:])
         finally:
             proposing.time = real
-        plain = len(reply) * self._device.batch_s(1)
+        plain = len(reply) * self._device.plain_s + self._device.switch / 1000
         return plain / (self._clock.now - started), live.stats
+
+    def _read(self, n_tokens: int) -> None:
+        """A prompt, after which plain decoding changes the size of its decodes as well."""
+        self._scheduler.costs.observe_reading(n_tokens, self._device.batch_s(n_tokens))
+        self._size = 0
 
     def _round(self, live: Live, truth: Sequence[int]) -> None:
         scheduler, clock = self._scheduler, self._clock
+        clock.now += ROUND_S
         scheduler.begin(1)
         started = clock.now
-        clock.now += OVERHEAD_S * live.account.may_draft
-        depth = min(DRAFT_MAX, len(truth) - 1)
+        clock.now += ASKING_S * live.account.may_draft
+        depth = min(live.request.draft_max, len(truth) - 1)
         limits = {0: Limits(depth, DRAFT_MAX, 0)}
         (plan,) = propose([live], limits, [self._suffix, self._drafter], scheduler)  # type: ignore[list-item]
         propose_s = clock.now - started
         proposal = plan.proposal
         size = scheduler.size_for(1 + len(proposal))
         seconds = self._device.batch_s(size) + self._device.switch / 1000 * (size != self._size)
+        seconds += ROW_S * (1 + len(proposal))
         self._size = size
         clock.now += seconds
         accepted = next(

@@ -116,7 +116,7 @@ class Engine:
         """
         self.check(request.ids)
         key = self._choose_slot(request.ids)
-        live = Sequence(key, request, Account(self.scheduler), on_prompt)
+        live = Sequence(key, request, Account(self.scheduler, request.max_tokens), on_prompt)
         self._rewind_drafters(key, _common(self._history[key], live.ids))
         self._history[key] = live.ids
         try:

@@ -26,7 +26,8 @@ from specllama.verification.types import Proposal
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
-_RISKED = 1.4
+_RISKED_SHARE = 0.03
+_USUAL_TOKENS = 128
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
@@ -126,6 +127,7 @@ class Scheduler:
         self._expected_s: float | None = 0.0
         self._paying = False
         self._changed = False
+        self._fresh = False
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
@@ -136,6 +138,7 @@ class Scheduler:
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
         self._changed = False
+        self._fresh = self.costs.previous == 0
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
@@ -266,7 +269,7 @@ class Scheduler:
             looks = min(n, depth) if name else 0
             draft_s = self.costs.draft_s(name, looks, self.n_live, worst=True)
             size = self.padded(self.n_live * (1 + n))
-            there = self.costs.switch_s if size != self.costs.previous else 0.0
+            there = self.costs.switch_s if self.costs.previous not in (0, size) else 0.0
             return there + self.worst_s(1 + n) + draft_s > slack
 
         if not dear(nodes):
@@ -428,7 +431,8 @@ class Scheduler:
             return
         plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)
-        extra = min(seconds, self._usual_s(shares)) - plain
+        fresh = self.costs.switch_s if self._fresh else 0.0  # as plain decoding behind a prompt
+        extra = min(seconds, self._usual_s(shares)) - plain - fresh
         if not n_drafted and not self._paying:
             back = self.costs.switch_s if self._changed else 0.0
             extra = min(propose_s + back, extra + plain)
@@ -466,10 +470,15 @@ class Scheduler:
 
 
 class Account:
-    """One sequence's gains and losses against plain decoding."""
+    """One sequence's gains and losses against plain decoding.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    Args:
+        n_tokens: the most that it will emit, None where nobody said.
+    """
+
+    def __init__(self, scheduler: Scheduler, n_tokens: int | None = None) -> None:
         self._scheduler = scheduler
+        self._usual = min(n_tokens or _USUAL_TOKENS, _USUAL_TOKENS)
         self._lost = 0.0
         self._plain = 0.0
 
@@ -478,11 +487,13 @@ class Account:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
         A little of the budget is left for decodes that take longer than they usually do; and
-        where tokens are fast, it is no more than one refused draft costs.
+        where tokens are fast, it is no more than `_RISKED_SHARE` of the reply as it is expected.
         """
         one = self._scheduler.plain_s / self._scheduler.n_live
-        start = min(BUDGET_S - _RESERVE_S, _RISKED * one)
-        return BUDGET_SHARE * (self._plain + one) + start - self._lost
+        elapsed = self._plain + one
+        budget = BUDGET_SHARE * elapsed + BUDGET_S - _RESERVE_S
+        share = _RISKED_SHARE * max(elapsed, self._usual * one)
+        return min(budget, share) - self._lost
 
     @property
     def may_draft(self) -> bool:
