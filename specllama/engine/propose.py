@@ -96,8 +96,9 @@ class _Goal:
         if not costly:
             return None
         self._scheduler.settle_size(lambda: max(map(self._rate_of, costly)))
-        best = max(costly, key=self._rate_of)
-        rate = self._rate_of(best)
+        rates = [self._rate_of(drafter) for drafter in costly]
+        rate = max(rates)
+        best = costly[rates.index(rate)]
         which = self._kind(best)
         self._rate = max(rate, plain := self._scheduler.plain_rate())
         if rate > plain:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
 from specllama.results import SpecStats
@@ -118,7 +118,9 @@ class Scheduler:
         self._worst_s: dict[int, float] = {}
         self._draft_s: dict[tuple[str, int], float] = {}
         self._sizes: dict[int, int] = {}
-        self._priced = (0, 0)
+        self._worst_draft_s: dict[tuple[str, int], float] = {}
+        self._priced = self._plain_of = (0, 0)
+        self._plain_s = 0.0
         self._size = 0
         self._size_age = 0
         self._overhead = Typical()
@@ -246,7 +248,11 @@ class Scheduler:
     @property
     def plain_s(self) -> float:
         """Seconds of a round of plain decoding, as it would be if nobody ever drafted."""
-        return self._in_batches(self.n_live, self.costs.target_s)
+        now = self.n_live, self.costs.version
+        if self._plain_of != now:
+            self._plain_of = now
+            self._plain_s = self._in_batches(self.n_live, self.costs.target_s)
+        return self._plain_s
 
     def undrafted_s(self) -> float:
         """Seconds of this round for a sequence that drafts nothing in it."""
@@ -266,8 +272,7 @@ class Scheduler:
         slack = account.slack_s * self.n_live + self.plain_s
 
         def dear(n: int) -> bool:
-            looks = min(n, depth) if name else 0
-            draft_s = self.costs.draft_s(name, looks, self.n_live, worst=True)
+            draft_s = self._dear_draft_s(name, min(n, depth)) if name else 0.0
             size = self.padded(self.n_live * (1 + n))
             there = self.costs.switch_s if self.costs.previous not in (0, size) else 0.0
             return there + self.worst_s(1 + n) + draft_s > slack
@@ -276,9 +281,20 @@ class Scheduler:
             return nodes
         return bisect_left(range(1, nodes + 1), True, key=dear)
 
+    def _dear_draft_s(self, name: str, n_looks: int) -> float:
+        """`draft_s`, with a dear guess for drafters that were never measured."""
+        key = name, n_looks
+        if key not in self._worst_draft_s:
+            self._worst_draft_s[key] = self.costs.draft_s(name, n_looks, self.n_live, worst=True)
+        return self._worst_draft_s[key]
+
     def _forget_prices(self) -> None:
-        for prices in (self._batch_s, self._worst_s, self._draft_s, self._sizes):
-            prices.clear()
+        self._plain_of = (0, 0)
+        self._batch_s.clear()
+        self._worst_s.clear()
+        self._draft_s.clear()
+        self._worst_draft_s.clear()
+        self._sizes.clear()
 
     # what drafting promises
 
@@ -319,7 +335,9 @@ class Scheduler:
         if found is None or age >= _OUTLOOK_AGE:
             age, found, then = 0, look(), now
         self._outlooks[key] = age + 1, found, then
-        return replace(found, seconds=found.seconds * now / then)
+        if now == then:
+            return found
+        return Outlook(found.tokens, found.seconds * now / then, found.drafted)
 
     def settle_size(self, best_rate: Callable[[], float]) -> None:
         """Choose now and then which size of decodes to keep, where changing it costs.
