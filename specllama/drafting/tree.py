@@ -75,43 +75,45 @@ class Growth:
     def run(self, row: NDArray[np.float32]) -> None:
         """Grow level by level from the logits after the sequence."""
         self._leaves_left -= 1
-        level = self._branch(ROOT, row)
+        level = self._branch([ROOT], [row])
         for _ in range(1, min(self._shape.depth, self._want.limit)):
             parents = self._shape.expand(self._nodes, level)
             parents = parents[: self._want.nodes - len(self._nodes)]
             if not parents:
                 return
-            rows = self._decode(parents)
-            level = [
-                child for p, r in zip(parents, rows, strict=True) for child in self._branch(p, r)
-            ]
+            level = self._branch(parents, self._decode(parents))
 
-    def _branch(self, parent: int, row: NDArray[np.float32]) -> list[int]:
+    def _branch(self, parents: Sequence[int], rows: Sequence[NDArray[np.float32]]) -> range:
+        """Draw the children of nodes of one level; the nodes of the next one."""
+        first = len(self._nodes)
+        for parent, row in zip(parents, rows, strict=True):
+            self._draw(parent, row)
+        return range(first, len(self._nodes))
+
+    def _draw(self, parent: int, row: NDArray[np.float32]) -> None:
         """Draw the children of a node."""
+        nodes, want = self._nodes, self._want
         path = self._path(parent)
-        law = self._follower.law(self._want, row, path)
-        count = min(
-            self._shape.width(self._nodes, parent),
-            1 + self._leaves_left,
-            self._want.nodes - len(self._nodes),
-        )
+        law = self._follower.law(want, row, path)
+        width = self._shape.width(nodes, parent)
+        count = min(width, 1 + self._leaves_left, want.nodes - len(nodes))
         if law is None or count < 1:
-            return []
-        self._laws[parent] = law
-        tokens = self._want.chance.children(law, self._want.position + len(path), count)
+            return
+        tokens = want.chance.children(law, want.position + len(path), count)
         self._leaves_left -= len(tokens) - 1
-        first, depth = len(self._nodes), len(path) + 1
-        for rank, (token, value) in enumerate(
-            zip(tokens, self._values(parent, law, tokens), strict=True)
-        ):
-            self._nodes.append(Node(token, parent, depth, rank, value))
+        if want.keeps_laws:
+            self._laws[parent] = law
+        values, depth = self._values(parent, law, tokens), len(path) + 1
+        for rank, token in enumerate(tokens):
+            nodes.append(Node(token, parent, depth, rank, values[rank]))
         self._place(parent, tokens)
-        return list(range(first, len(self._nodes)))
 
     def _place(self, parent: int, tokens: Sequence[int]) -> None:
         """Give new nodes their sequences: the first goes on in its parent's."""
         own = self._want.key if parent == ROOT else self._seqs[parent]
-        self._seqs += [own, *(self._forked(own) for _ in tokens[1:])]
+        self._seqs.append(own)
+        for _ in range(1, len(tokens)):
+            self._seqs.append(self._forked(own))
 
     def _values(self, parent: int, law: Distribution, tokens: Sequence[int]) -> Sequence[float]:
         """The probabilities of the paths to new nodes; 0 where shapes may not look at them."""
@@ -148,21 +150,29 @@ class Growth:
 
     def proposal(self, source: str) -> Proposal:
         """The kept nodes in depth-first order, so that the likeliest path comes first in line."""
+        order = self._in_depth(self._shape.keep(self._nodes, self._want.nodes))
+        kept = [self._nodes[node] for node in order]
+        place = dict(zip(order, range(len(order)), strict=True))
+        place[ROOT] = ROOT
+        keeps = self._want.keeps_laws
+        return Proposal(
+            tokens=tuple([node.token for node in kept]),
+            parents=tuple([place[node.parent] for node in kept]),
+            laws=tuple(map(self._laws.get, (ROOT, *order))),
+            source=source,
+            values=() if keeps else tuple([node.value for node in kept]),
+        )
+
+    def _in_depth(self, kept: Sequence[int]) -> list[int]:
+        """Nodes, rising, in depth-first order."""
         below: dict[int, list[int]] = {}
-        for node in self._shape.keep(self._nodes, self._want.nodes):
+        for node in reversed(kept):
             below.setdefault(self._nodes[node].parent, []).append(node)
         order: list[int] = []
-        waiting = below.get(ROOT, [])[::-1]
+        waiting = below.get(ROOT, [])
         while waiting:
             node = waiting.pop()
             order.append(node)
-            waiting += below.get(node, ())[::-1]
-        place = {node: index for index, node in enumerate(order)} | {ROOT: ROOT}
-        keeps = self._want.keeps_laws
-        return Proposal(
-            tokens=tuple(self._nodes[node].token for node in order),
-            parents=tuple(place[self._nodes[node].parent] for node in order),
-            laws=tuple(self._laws.get(node) if keeps else None for node in (ROOT, *order)),
-            source=source,
-            values=() if keeps else tuple(self._nodes[node].value for node in order),
-        )
+            if node in below:
+                waiting += below[node]
+        return order

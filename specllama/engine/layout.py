@@ -40,15 +40,16 @@ def lay_out(proposal: Proposal, key: int, spare: Sequence[int]) -> Layout:
     """
     if not len(proposal):
         return _NOTHING
-    parents = set(proposal.parents)
-    leaves = [node for node in range(len(proposal)) if node not in parents]
+    parents = proposal.parents
+    inner = set(parents)
+    leaves = [node for node in range(len(parents)) if node not in inner]
     if len(leaves) > 1 + len(spare):
         raise ValueError(f"A tree with {len(leaves)} leaves; there are {1 + len(spare)} ids.")
-    ids: list[list[int]] = [[] for _ in proposal.tokens]
-    branches = tuple(spare[: max(0, len(leaves) - 1)])
-    for leaf, seq in zip(leaves, (key, *branches), strict=False):
+    ids: list[list[int]] = [[] for _ in parents]
+    branches = tuple(spare[: len(leaves) - 1])
+    for leaf, seq in zip(leaves, (key, *branches), strict=True):
         node = leaf
         while node != ROOT:
             ids[node].append(seq)
-            node = proposal.parents[node]
-    return Layout([tuple(node) for node in ids], branches)
+            node = parents[node]
+    return Layout(list(map(tuple, ids)), branches)

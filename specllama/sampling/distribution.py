@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,13 @@ class Distribution:
             `residual`), whose zeros stay: leaving them out costs more than everything else.
     """
 
-    __slots__ = ("_ids", "_lists", "_probs")
+    __slots__ = ("_ids", "_lists", "_n", "_probs")
 
     def __init__(self, ids: IntArray, probs: FloatArray) -> None:
         self._ids: IntArray | None = ids
         self._probs: FloatArray | None = probs
         self._lists: tuple[list[int], list[float]] | None = None
+        self._n = len(ids)
 
     @classmethod
     def of_few(cls, ids: list[int], probs: list[float]) -> Distribution:
@@ -43,6 +46,7 @@ class Distribution:
         law = cls.__new__(cls)
         law._ids = law._probs = None
         law._lists = (ids, probs)
+        law._n = len(ids)
         return law
 
     @property
@@ -68,12 +72,12 @@ class Distribution:
 
     def __len__(self) -> int:
         """Ids in `ids`."""
-        return len(self._lists[0] if self._lists is not None else self.ids)
+        return self._n
 
     @property
     def highest(self) -> float:
         """The largest probability."""
-        return max(self.lists[1]) if len(self) <= FEW else float(self.probs.max())
+        return max(self.lists[1]) if self._n <= FEW else float(self.probs.max())
 
     @classmethod
     def from_weights(cls, ids: NDArray[Any], weights: NDArray[Any]) -> Distribution | None:
@@ -96,10 +100,10 @@ class Distribution:
 
     def prob(self, token: int) -> float:
         """Probability of one token, 0 outside the support."""
-        if len(self) <= FEW:
-            ids, probs = self.lists
+        if self._n <= FEW:
+            ids, probs = self._lists or self.lists
             place = bisect_left(ids, token)
-            return probs[place] if place < len(ids) and ids[place] == token else 0.0
+            return probs[place] if place < self._n and ids[place] == token else 0.0
         place = int(self.ids.searchsorted(token))
         found = place < len(self.ids) and self.ids[place] == token
         return float(self.probs[place]) if found else 0.0
@@ -123,7 +127,7 @@ class Distribution:
 
     def top(self, count: int) -> list[int]:
         """The `count` most probable tokens, most probable first, ties by rising id."""
-        if len(self) <= FEW:
+        if self._n <= FEW:
             ids, probs = self.lists
             if count == 1:
                 return [ids[probs.index(max(probs))]]
@@ -135,12 +139,27 @@ class Distribution:
 
     def without(self, *tokens: int) -> Distribution | None:
         """The law given that none of these tokens comes; None when one of them was certain to."""
+        if self._n <= FEW:
+            return self._few_without(tokens)
         rest = self.probs.copy()
         for token in tokens:
             place = int(self.ids.searchsorted(token))
             if place < len(rest) and self.ids[place] == token:
                 rest[place] = 0.0
-        return normalised(self.ids, rest)
+        return normalised(self.ids, rest)[1]
+
+    def _few_without(self, tokens: Sequence[int]) -> Distribution | None:
+        ids, probs = self.lists
+        rest = probs[:]
+        for token in tokens:
+            place = bisect_left(ids, token)
+            if place < self._n and ids[place] == token:
+                rest[place] = 0.0
+        return _few_normalised(ids, rest)[1]
+
+
+Left = tuple[float, Distribution | None]
+"""The mass that is left of a law, and the law of that; None where it is 0."""
 
 
 def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> Distribution | None:
@@ -149,24 +168,13 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     With scale 1 this is Leviathan et al. 2023's recovered law (algorithm 1); block verification
     (Sun et al. 2024) scales it by the probability of the path so far.
     """
-    return normalised(target.ids, residual_weights(target, draft, scale))
+    return remainder(target, draft, scale)[1]
 
 
-def normalised(ids: IntArray, weights: FloatArray) -> Distribution | None:
-    """The law of weights >= 0 over rising ids, zeros included; None when nothing is left.
-
-    Args:
-        weights: float64 [len(ids)]; they become the law's, in place.
-    """
-    total = np.add.reduce(weights)
-    if not total > 0.0:
-        return None
-    weights /= total
-    return Distribution(ids, weights)
-
-
-def residual_weights(target: Distribution, draft: Distribution, scale: float = 1.0) -> FloatArray:
-    """(scale * p_target - p_draft)+ over the target's ids, float64 [len(target.ids)]."""
+def remainder(target: Distribution, draft: Distribution, scale: float = 1.0) -> Left:
+    """The sum of (scale * p_target - p_draft)+, and `residual`."""
+    if len(target) <= FEW and len(draft) <= FEW:
+        return _few_remainder(target, draft, scale)
     weights = target.probs * scale
     if draft.ids is target.ids:
         weights -= draft.probs
@@ -176,4 +184,34 @@ def residual_weights(target: Distribution, draft: Distribution, scale: float = 1
     else:
         weights -= draft.at(target.ids)
     np.maximum(weights, 0.0, out=weights)
-    return weights
+    return normalised(target.ids, weights)
+
+
+def normalised(ids: IntArray, weights: FloatArray) -> Left:
+    """The sum of weights >= 0 over rising ids, and their law, zeros included.
+
+    Args:
+        weights: float64 [len(ids)]; they become the law's, in place.
+    """
+    total = float(np.add.reduce(weights))
+    if not total > 0.0:
+        return 0.0, None
+    weights /= total
+    return total, Distribution(ids, weights)
+
+
+def _few_remainder(target: Distribution, draft: Distribution, scale: float) -> Left:
+    drawn = dict(zip(*draft.lists, strict=True)).get
+    ids, probs = target.lists
+    left = [
+        rest if (rest := prob * scale - drawn(token, 0.0)) > 0.0 else 0.0
+        for token, prob in zip(ids, probs, strict=True)
+    ]
+    return _few_normalised(ids, left)
+
+
+def _few_normalised(ids: list[int], weights: list[float]) -> Left:
+    total = math.fsum(weights)
+    if not total > 0.0:
+        return 0.0, None
+    return total, Distribution.of_few(ids, [weight / total for weight in weights])

@@ -5,7 +5,7 @@ expectation. Symbols: tau is the number of accepted tokens and reach[i] the pape
 acceptance probability of the first i tokens as a path.
 """
 
-from specllama.sampling.distribution import Distribution, residual, residual_weights
+from specllama.sampling.distribution import Distribution, remainder, residual
 from specllama.verification.chains import draft_law, ratio, require_chain
 from specllama.verification.types import CoinChance, Proposal, Rows, Verdict
 
@@ -54,7 +54,7 @@ def _success(proposal: Proposal, laws: list[Distribution], reach: list[float], t
     """Probability of the coin of the prefix of `tau` tokens (the paper's h)."""
     if tau == len(proposal):
         return reach[tau]
-    left = float(residual_weights(laws[tau], draft_law(proposal, tau), reach[tau]).sum())
+    left, _ = remainder(laws[tau], draft_law(proposal, tau), reach[tau])
     # `left + 1 - reach` would lose the exact 1 at reach = 1
     missing = 1.0 - reach[tau]
     return left / (left + missing) if left + missing > 0.0 else 1.0

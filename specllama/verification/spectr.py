@@ -96,7 +96,7 @@ class _Level:
             left -= tested * np.minimum(self._drawn[id(law)], target / rho)
         np.maximum(left, 0.0, out=left)
         # equal laws leave nothing, and are refused by rounding only
-        return normalised(self._p_target.ids, left) or self._p_target
+        return normalised(self._p_target.ids, left)[1] or self._p_target
 
     def _tested(self, rho: float) -> list[float]:
         """Per draft, the probability that all drafts before it are refused."""

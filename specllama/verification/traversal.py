@@ -4,10 +4,10 @@ A node is judged as the end of a path, with the probability of the whole path be
 paths through its children, in drawn order, then itself. On a chain this is block verification.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specllama.sampling.distribution import Distribution, normalised, residual_weights
+from specllama.sampling.distribution import Distribution, remainder
 from specllama.verification.chains import ratio
 from specllama.verification.trees import path_to, successive
 from specllama.verification.types import ROOT, CoinChance, Proposal, Rows, Verdict
@@ -50,16 +50,16 @@ class _Traversal:
             end = self.judge(child, min(1.0, step))
             if end is not None:
                 return end
-            left = residual_weights(p_target, p_draft, reach)
-            reach = _share(float(left.sum()), reach)
-            p_target = normalised(p_target.ids, left) or p_target
+            left, law = remainder(p_target, p_draft, reach)
+            reach = _share(left, reach)
+            p_target = law or p_target
         return (node, p_target) if self._holds(reach) else None
 
     def _holds(self, reach: float) -> bool:
         # what is certain takes no coin: without drafts the rule is one draw
         return reach >= 1.0 or self.chance.flip(reach)
 
-    def _laws(self, node: int, children: list[int]) -> Iterable[Distribution]:
+    def _laws(self, node: int, children: Sequence[int]) -> Iterable[Distribution]:
         """The law of each child given those before it."""
         tokens = [self.proposal.tokens[child] for child in children]
         law = self.proposal.law(node)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from specllama.sampling.distribution import Distribution
@@ -30,6 +30,10 @@ class Proposal:
     laws: tuple[Distribution | None, ...] = (None,)
     source: str = "none"
     values: tuple[float, ...] = ()
+    # children by parent, found once: every rule asks for them again and again
+    _below: dict[int, list[int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def chain(
@@ -54,15 +58,19 @@ class Proposal:
         """The law the children of `node` were drawn from (ROOT for the first level)."""
         return self.laws[node + 1]
 
-    def children(self, node: int) -> list[int]:
+    def children(self, node: int) -> Sequence[int]:
         """Indices of the children of `node`, in drawn order."""
-        return [child for child, parent in enumerate(self.parents) if parent == node]
+        if not self._below:
+            for child, parent in enumerate(self.parents):
+                self._below.setdefault(parent, []).append(child)
+        return self._below.get(node, [])
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, or None."""
-        if not self.tokens:
-            return None
-        return next((c for c in self.children(node) if self.tokens[c] == token), None)
+        for child in self.children(node):
+            if self.tokens[child] == token:
+                return child
+        return None
 
     def depths(self) -> list[int]:
         """Per node, the tokens on the path from the root, the node included (first level: 1)."""

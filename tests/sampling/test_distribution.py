@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specllama.sampling.distribution import FEW, Distribution, residual, residual_weights
+from specllama.sampling.distribution import FEW, Distribution, remainder, residual
 
 SIZE = 12
 weights = st.lists(st.sampled_from([0.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 3.0]), min_size=1, max_size=SIZE)
@@ -80,9 +80,8 @@ def test_residual_is_the_positive_part_of_the_difference(
     target: Distribution, draft: Distribution, scale: float
 ) -> None:
     expected = np.maximum(scale * dense(target) - dense(draft), 0.0)
-    left = residual_weights(target, draft, scale)
-    np.testing.assert_allclose(left, expected[target.ids], atol=1e-15)
-    law = residual(target, draft, scale)
+    left, law = remainder(target, draft, scale)
+    assert left == pytest.approx(expected.sum(), abs=1e-15)
     if law is None:
         assert expected.sum() < 1e-15
     elif expected.sum() > 1e-12:
@@ -92,14 +91,16 @@ def test_residual_is_the_positive_part_of_the_difference(
 @given(laws)
 def test_nothing_is_left_of_a_law_after_itself(law: Distribution) -> None:
     assert residual(law, law) is None
-    assert residual_weights(law, Distribution(law.ids.copy(), law.probs)).sum() == 0.0
+    assert remainder(law, Distribution(law.ids.copy(), law.probs)) == (0.0, None)
 
 
 @given(laws, laws)
 def test_overlap_and_residual_make_up_the_target(target: Distribution, draft: Distribution) -> None:
     """min(p, q) + (p - q)+ = p: the identity rejection sampling rests on."""
-    overlap = np.minimum(target.probs, draft.at(target.ids))
-    np.testing.assert_allclose(overlap + residual_weights(target, draft), target.probs, atol=1e-15)
+    overlap = np.minimum(dense(target), dense(draft))
+    left, law = remainder(target, draft)
+    rest = left * dense(law) if law is not None else 0.0
+    np.testing.assert_allclose(overlap + rest, dense(target), atol=1e-15)
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -136,3 +137,25 @@ def test_small_and_large_laws_answer_alike() -> None:
         for token in range(int(ids[-1]) + 2):
             assert law.prob(token) == law.probs[ids == token].sum()
         assert law.highest == law.probs.max()
+
+
+@pytest.mark.parametrize("size", [FEW, FEW + 1, 5000])
+def test_what_is_left_of_laws_of_any_size(size: int) -> None:
+    """Small laws are lists and large ones arrays: both against the definition."""
+    random = np.random.default_rng(size)
+    target, draft = (
+        Distribution(np.sort(random.choice(2 * size, size, replace=False)), probs)
+        for probs in random.dirichlet(np.ones(size), 2)
+    )
+    p, q = np.zeros(2 * size), np.zeros(2 * size)
+    p[target.ids], q[draft.ids] = target.probs, draft.probs
+    expected = np.maximum(0.7 * p - q, 0.0)
+    left, law = remainder(target, draft, 0.7)
+    assert law is not None
+    assert left == pytest.approx(expected.sum())
+    np.testing.assert_allclose(law.at(np.arange(2 * size)), expected / expected.sum(), atol=1e-15)
+    gone = [int(draft.ids[0]), int(draft.ids[-1]), 2 * size]
+    rest = draft.without(*gone)
+    q[gone[:2]] = 0.0
+    assert rest is not None
+    np.testing.assert_allclose(rest.at(np.arange(2 * size)), q / q.sum(), atol=1e-15)

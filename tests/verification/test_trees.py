@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from specllama.sampling.distribution import Distribution, residual_weights
+from specllama.sampling.distribution import Distribution, residual
 from specllama.sampling.noise import SharedNoise
 from specllama.verification.block import block
 from specllama.verification.greedy_one import greedy_one
@@ -437,7 +437,7 @@ def test_equal_laws_accept_everything(name: str) -> None:
 def test_acceptance_of_two_distinct_drafts_is_the_overlap_and_then_that_of_the_rest() -> None:
     """One level written out: min(p, q) first, then the residual against q without the refused."""
     p, q = law([0.6, 0.3, 0.1]), law([0.2, 0.3, 0.5])
-    left = Distribution.from_weights(p.ids, residual_weights(p, q))
+    left = residual(p, q)
     assert left is not None
     # only token 2 is ever refused, with 0.5 - 0.1; the second draft comes from (0.4, 0.6, 0)
     expected = 0.6 + 0.4 * min(left.prob(0), 0.4)
