@@ -159,9 +159,18 @@ class Costs:
         return first.get(n_tokens, second.get(n_tokens))
 
     def _learn_switch(self) -> None:
+        """From enough sizes; fewer can only say that it is less than was thought.
+
+        A first look may hold what is paid once (kernels loaded), and nobody would try a size again.
+        """
         same, other = _values(self._same), _values(self._other)
-        if len(same.keys() & other.keys()) >= _LEAST_PAIRS:
+        sizes = same.keys() & other.keys()
+        if len(sizes) >= _LEAST_PAIRS:
             self.switch_s = _switch_s(same, other)
+        elif sizes:
+            extra = max(other[n] - same[n] for n in sizes)
+            if extra > _LEAST_SWITCH * same[min(same)]:
+                self.switch_s = min(self.switch_s, extra)
 
     def _check_yardstick(self, n_lives: int, seconds: float, same: bool) -> None:
         if self.switch_s and not same:

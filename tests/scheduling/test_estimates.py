@@ -222,6 +222,17 @@ class TestSwitching:
         table = self.machine(0.0015).table()
         assert Costs(table).switch_s == pytest.approx(0.0015)
 
+    def test_a_first_look_that_was_too_dear_is_put_right(self) -> None:
+        """Plain decoding behind two prompts shows it, so that sizes are tried that say the rest."""
+        same = {1: 0.0030, 2: 0.0031, 3: 0.0032}
+        costs = Costs(CostTable(same=same, other={n: s + 0.03 for n, s in same.items()}))
+        assert costs.switch_s == pytest.approx(0.03)
+        for _ in range(2):
+            costs.observe_reading(10, 0.02)
+            for extra in (0.002, 0.0, 0.0):
+                costs.observe_target(1, 0.003 + extra)
+        assert costs.switch_s == pytest.approx(0.002)
+
     def test_a_yardstick_measured_after_another_size_is_none(self) -> None:
         costs = self.machine(0.0015)
         for _ in range(20):
