@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import Shape, ValueShape
@@ -180,22 +180,25 @@ class _Goal:
         Args:
             draft_s: what drafting was expected to take.
         """
-        which = self._kind(drafter)
         if policy.first_look is not None:
             policy.acceptance.look(policy.first_look)
-        asked = self.plan.bet.draft_s
+        bet = self.plan.bet
+        asked = bet.draft_s
         spent = None if draft_s is None or asked is None else draft_s + asked
-        proposal = policy.trim(self.live.permitted(proposal))
-        expected = policy.expect(proposal)
-        gain = policy.gain(proposal, expected)
-        forced = self._probing and not drafter.free
-        if len(proposal) and (forced or proposal.is_drawn or gain > self._gain):
-            self._gain = gain
-            bet = Bet(which, expected, policy.confidences, spent, drafter.name)
-            self.plan = Plan(proposal, bet)
-        else:
-            bet = replace(self.plan.bet, draft_s=spent, asked=drafter.name)
-            self.plan = Plan(self.plan.proposal, bet)
+        if len(proposal):
+            proposal = policy.trim(self.live.permitted(proposal))
+        if len(proposal):
+            expected = policy.expect(proposal)
+            gain = policy.gain(proposal, expected)
+            forced = self._probing and not drafter.free
+            if forced or proposal.is_drawn or gain > self._gain:
+                self._gain = gain
+                which = self._kind(drafter)
+                bet = Bet(which, expected, policy.confidences, spent, drafter.name)
+                self.plan = Plan(proposal, bet)
+                return
+        bet = Bet(bet.kind, bet.expected, bet.confidences, spent, drafter.name)
+        self.plan = Plan(self.plan.proposal, bet)
 
 
 def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None:
