@@ -7,6 +7,7 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 
 import math
 from functools import lru_cache
+from operator import truediv
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,10 @@ from specllama.sampling.distribution import FEW, Distribution, FloatArray, IntAr
 _MASK = 2**64 - 1
 # The multipliers of P. Evensen's 64-bit finaliser "moremur", and odd constants with balanced bits.
 _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
+# The finaliser's numbers as arrays: a Python number or a numpy scalar is made one at every use.
+_FIRST, _SECOND = np.array(_MIX_FIRST, np.uint64), np.array(_MIX_SECOND, np.uint64)
+_BY_27, _BY_33, _BY_12 = (np.array(bits, np.uint64) for bits in (27, 33, 12))
+_HALF, _STEP = np.array(0.5), np.array(2.0**-52)
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 # Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
 _CHUNK = 1 << 14
@@ -25,6 +30,7 @@ _VERY_FEW = 16
 _KEPT_NUMBERS = 1 << 19
 _KEPT_POSITIONS = 64
 _BLOCK = 512
+_AHEAD = 64
 
 
 class SharedNoise:
@@ -80,22 +86,19 @@ class SharedNoise:
         ids, probs = law.lists
         missing = [token for token in ids if token not in known]
         if missing:
-            known.update(self._exponentials_of(missing, position))
-        scores = [(known[token] / prob, token) for token, prob in zip(ids, probs, strict=True)]
+            known.update(zip(missing, self._exponentials_of(missing, position), strict=True))
+        scores = list(map(truediv, map(known.__getitem__, ids), probs))
         if count == 1:
-            return [min(scores)[1]]
-        return [token for _, token in sorted(scores)[:count]]
+            return [ids[scores.index(min(scores))]]
+        order = sorted(range(len(ids)), key=scores.__getitem__)
+        return [ids[place] for place in order[:count]]
 
-    def _exponentials_of(self, tokens: list[int], position: int) -> dict[int, float]:
+    def _exponentials_of(self, tokens: list[int], position: int) -> list[float]:
         key = self._position_key(position)
         if len(tokens) > _VERY_FEW:
-            uniforms = _uniforms(np.array(tokens), key)
-            return dict(zip(tokens, _exponential(uniforms).tolist(), strict=True))
-        found = {}
-        for token in tokens:
-            uniform = ((_mix(int(key) + token & _MASK) >> 12) + 0.5) * 2.0**-52
-            found[token] = max(-math.log1p(-uniform), uniform)
-        return found
+            found: list[float] = _exponential(_uniforms(np.array(tokens), np.uint64(key))).tolist()
+            return found
+        return [_exponential_of(key + token & _MASK) for token in tokens]
 
     def _known(self, position: int) -> dict[int, float]:
         """The exponentials of some tokens at a position."""
@@ -108,18 +111,18 @@ class SharedNoise:
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
         if int(ids[0]) != 0 or int(ids[-1]) != len(ids) - 1:
-            return _uniforms(ids, self._position_key(position))
+            return _uniforms(ids, np.uint64(self._position_key(position)))
         kept = self._whole.get(position)
         if kept is None or len(kept) < len(ids):
-            kept = _uniforms(ids, self._position_key(position))
+            kept = _uniforms(ids, np.uint64(self._position_key(position)))
             kept.setflags(write=False)
             while self._whole and (len(self._whole) + 1) * len(ids) > _KEPT_NUMBERS:
                 del self._whole[next(iter(self._whole))]
             self._whole[position] = kept
         return kept[: len(ids)]
 
-    def _position_key(self, position: int) -> np.uint64:
-        return np.uint64(_mix(self._key + position * _POSITION_STEP & _MASK))
+    def _position_key(self, position: int) -> int:
+        return _mix(self._key + position * _POSITION_STEP & _MASK)
 
 
 class RandomStream:
@@ -128,37 +131,57 @@ class RandomStream:
     The same seed repeats a run only with the same drafts, since each draft uses up numbers.
     """
 
-    __slots__ = ("_random", "_urn", "_urn_of")
+    __slots__ = ("_ahead", "_random", "_urn", "_urn_of")
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
+        # uniforms to come, the next one last: the generator makes many in the time of a few
+        self._ahead: list[float] = []
         # of the law drawn from last, for siblings that are independent draws
         self._urn: _LargeUrn | None = None
         self._urn_of: Distribution | None = None
 
+    def _uniform(self) -> float:
+        if not self._ahead:
+            self._ahead = self._random.random(_AHEAD)[::-1].tolist()
+        return self._ahead.pop()
+
     def flip(self, probability: float) -> bool:
         """True with the given probability (clamped to 0..1)."""
-        return self._random.random() < probability
+        return self._uniform() < probability
 
     def pick(self, law: Distribution, position: int) -> int:
         """Draw a token; the position does not matter."""
         if len(law) <= FEW:
             ids, probs = law.lists
-            return ids[_drawn(probs, self._random.random())] if len(ids) > 1 else ids[0]
+            return ids[_drawn(probs, self._uniform())] if len(ids) > 1 else ids[0]
         if self._urn is None or self._urn_of is not law:
             self._urn, self._urn_of = _LargeUrn(law.probs), law
-        return int(law.ids[self._urn.draw(self._random.random())])
+        return int(law.ids[self._urn.draw(self._uniform())])
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
         if count == 1 or len(law) == 1:
             return [self.pick(law, position)]
-        urn = _SmallUrn(law.lists[1]) if len(law) <= FEW else _LargeUrn(law.probs)
+        count = min(count, len(law))
+        if len(law) <= FEW:
+            return self._children_of_few(law, count)
+        urn = _LargeUrn(law.probs)
         tokens: list[int] = []
-        while len(tokens) < min(count, len(law)):
-            place = urn.draw(self._random.random())
+        for _ in range(count):
+            place = urn.draw(self._uniform())
             urn.take_out(place)
             tokens.append(int(law.ids[place]))
+        return tokens
+
+    def _children_of_few(self, law: Distribution, count: int) -> list[int]:
+        ids, probs = law.lists
+        weights = probs[:]
+        tokens: list[int] = []
+        for _ in range(count):
+            place = _drawn(weights, self._uniform())
+            weights[place] = 0.0
+            tokens.append(ids[place])
         return tokens
 
 
@@ -207,25 +230,8 @@ def _drawn(weights: list[float], uniform: float) -> int:
     return max(place for place, weight in enumerate(weights) if weight > 0.0)
 
 
-class _SmallUrn:
-    """Weights to draw places from, in plain Python."""
-
-    __slots__ = ("_weights",)
-
-    def __init__(self, weights: list[float]) -> None:
-        self._weights = weights[:]
-
-    def draw(self, uniform: float) -> int:
-        """The place where the running sum passes `uniform` of the total."""
-        return _drawn(self._weights, uniform)
-
-    def take_out(self, place: int) -> None:
-        """Let a place not come again."""
-        self._weights[place] = 0.0
-
-
 class _LargeUrn:
-    """The same for many, in blocks whose sums are known: a draw reads two short rows of sums."""
+    """Weights to draw places from, in blocks whose sums are known: a draw reads two short rows."""
 
     __slots__ = ("_changed", "_sums", "_weights")
 
@@ -235,6 +241,7 @@ class _LargeUrn:
         self._changed: dict[int, FloatArray] = {}
 
     def draw(self, uniform: float) -> int:
+        """The place where the running sum passes `uniform` of the total."""
         reached = self._sums.cumsum()
         aim = uniform * float(reached[-1])
         block = _passed(reached, aim, self._sums)
@@ -243,6 +250,7 @@ class _LargeUrn:
         return block * _BLOCK + _passed(inside.cumsum(), max(aim, 0.0), inside)
 
     def take_out(self, place: int) -> None:
+        """Let a place not come again."""
         block, inside = divmod(place, _BLOCK)
         self._changed[block] = self._block(block).copy()
         self._changed[block][inside] = 0.0
@@ -275,9 +283,9 @@ def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
     for start in range(0, len(ids), _CHUNK):
         part = uniforms[start : start + _CHUNK]
         bits = _mixed(ids[start : start + _CHUNK].view(np.uint64) + key)
-        bits >>= np.uint64(12)
-        np.add(bits.view(np.int64), 0.5, out=part)
-        part *= 2.0**-52
+        bits >>= _BY_12
+        np.add(bits.view(np.int64), _HALF, out=part)
+        part *= _STEP
     return uniforms
 
 
@@ -291,7 +299,17 @@ def _smallest(ids: IntArray, scores: FloatArray, count: int) -> list[int]:
 
 def _exponential(uniforms: FloatArray) -> FloatArray:
     """Standard exponentials, never below their uniforms (a rounded logarithm might be)."""
-    return np.maximum(-np.log1p(-uniforms), uniforms)
+    found = np.negative(uniforms)
+    np.log1p(found, out=found)
+    np.negative(found, out=found)
+    return np.maximum(found, uniforms, out=found)
+
+
+def _exponential_of(bits: int) -> float:
+    """`_exponential` of the uniform of key + id (`_uniforms`)."""
+    uniform = ((_mix(bits) >> 12) + 0.5) * 2.0**-52
+    found = -math.log1p(-uniform)
+    return found if found > uniform else uniform
 
 
 def _mix(bits: int) -> int:
@@ -302,9 +320,12 @@ def _mix(bits: int) -> int:
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """`_mix` of every element, in place."""
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(_MIX_FIRST)
-    bits ^= bits >> np.uint64(33)
-    bits *= np.uint64(_MIX_SECOND)
-    bits ^= bits >> np.uint64(27)
+    shifted = bits >> _BY_27
+    bits ^= shifted
+    bits *= _FIRST
+    np.right_shift(bits, _BY_33, out=shifted)
+    bits ^= shifted
+    bits *= _SECOND
+    np.right_shift(bits, _BY_27, out=shifted)
+    bits ^= shifted
     return bits
