@@ -6,9 +6,9 @@
 `record` lets the target answer the built-in prompts, seeded, and notes at each position what the
 draft would have said there under the same noise (coupled verification), and how sure it was.
 `simulate` draws requests from those replies and runs them through the engine's own `propose` and
-`Scheduler` over a simulated clock: four machines with the decode costs of docs/log.md and of the
-research notes, acceptance and look-up drafts as recorded. A request's plain time is its tokens
-times the cost of one; its speed is that time over what it took.
+`Scheduler` over a simulated clock: four machines with the decode costs of docs/log.md, what Python
+takes beside them, acceptance and look-up drafts as recorded. A request's plain time is that of its
+tokens one by one, in rounds that ask no drafter; its speed is that time over what it took.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ DEVICES = (
     Device("H100, 8B", _H100_8B, 0.34, switch=2.2),
     Device("H100, 70B", _H100_70B, 0.34, switch=2.9),
 )
-"""Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md."""
+"""Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md.
+
+What another size costs the 8B target is what isolated drafts cost there beyond their decodes.
+"""
 
 
 # Recording
