@@ -33,19 +33,25 @@ class Columns:
         """Positions, rising, of the values not above a bound."""
         near = (self._minima <= bound).nonzero()[0]
         rows, which = (self._table()[:, near] <= bound).nonzero()
+        found: IntArray = rows * len(self._minima) + near[which]
+        if self._n_table == len(self._values):
+            return found
         tail = (self._values[self._n_table :] <= bound).nonzero()[0]
-        return np.concatenate((rows * len(self._minima) + near[which], tail + self._n_table))
+        return np.concatenate((found, tail + self._n_table))
 
-    def lowest(self, count: int) -> IntArray:
-        """Positions, rising, of all values not above the `count`-th smallest (at least 1)."""
-        if count >= len(self._values):
-            return np.arange(len(self._values))
-        if count > len(self._minima) // 4:
-            return (self._values <= _kth(self._values, count)).nonzero()[0]
-        # the count-th smallest of the minima cannot be below the count-th smallest value
-        near = self.not_above(_kth(self._minima, count))
-        candidates = self._values[near]
-        found: IntArray = near[candidates <= _kth(candidates, count)]
+    def some_low(self, count: int) -> IntArray:
+        """Positions of `count` small values, or of all if there are not so many.
+
+        The smallest of different columns: not always the smallest of all.
+        """
+        if count > len(self._minima):
+            count = min(count, len(self._values))
+            return self._values.argpartition(count - 1)[:count]
+        if count == 1:
+            columns = self._minima.argmin(keepdims=True)
+        else:
+            columns = self._minima.argpartition(count - 1)[:count]
+        found: IntArray = self._table()[:, columns].argmin(axis=0) * len(self._minima) + columns
         return found
 
 
@@ -72,7 +78,3 @@ def highest(values: FloatArray, count: int) -> IntArray:
 def _kth_highest(values: FloatArray, count: int) -> float:
     edge = len(values) - count
     return float(values.max() if count == 1 else np.partition(values, edge)[edge])
-
-
-def _kth(values: FloatArray, count: int) -> float:
-    return float(values.min() if count == 1 else np.partition(values, count - 1)[count - 1])

@@ -21,10 +21,10 @@ _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 # The finaliser's numbers as arrays: a Python number or a numpy scalar is made one at every use.
 _FIRST, _SECOND = np.array(_MIX_FIRST, np.uint64), np.array(_MIX_SECOND, np.uint64)
 _BY_27, _BY_33, _BY_12 = (np.array(bits, np.uint64) for bits in (27, 33, 12))
-_HALF, _STEP = np.array(0.5), np.array(2.0**-52)
+_ONE_BITS, _ALMOST_ONE = np.array(1.0).view(np.uint64), np.array(1.0 - 2.0**-53)
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 # Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
-_CHUNK = 1 << 14
+_CHUNK = 1 << 12
 _VERY_FEW = 16
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
@@ -66,13 +66,19 @@ class SharedNoise:
             return law.lists[0][:]
         if len(law) <= FEW:
             return self._children_of_few(law, position, count)
-        uniforms = self.uniforms(law.ids, position)
-        # E >= u, so the `count` smallest u / p bound the scores worth a logarithm
-        floors = Columns(np.divide(uniforms, law.probs, out=self._room(len(uniforms))))
-        first = floors.lowest(count)
-        bound = float((_exponential(uniforms[first]) / law.probs[first]).max())
+        ids, probs = law.ids, law.probs
+        uniforms = self.uniforms(ids, position)
+        # E >= u, so that floors u / p are below the scores, and few places can have small ones
+        floors = Columns(np.divide(uniforms, probs, out=self._room(len(ids))))
+        first = floors.some_low(count).tolist()
+        bound = max([_exponential_of(float(uniforms[at])) / float(probs[at]) for at in first])
         near = floors.not_above(bound)
-        return _smallest(law.ids[near], _exponential(uniforms[near]) / law.probs[near], count)
+        scores = [
+            _exponential_of(uniform) / prob
+            for uniform, prob in zip(uniforms[near].tolist(), probs[near].tolist(), strict=True)
+        ]
+        order = sorted(range(len(scores)), key=scores.__getitem__)
+        return [int(ids[near[place]]) for place in order[:count]]
 
     def _room(self, count: int) -> FloatArray:
         """Where results of that length may be written: fresh memory costs more than a pass."""
@@ -98,7 +104,7 @@ class SharedNoise:
         if len(tokens) > _VERY_FEW:
             found: list[float] = _exponential(_uniforms(np.array(tokens), np.uint64(key))).tolist()
             return found
-        return [_exponential_of(key + token & _MASK) for token in tokens]
+        return [_exponential_of(_uniform_of(key + token & _MASK)) for token in tokens]
 
     def _known(self, position: int) -> dict[int, float]:
         """The exponentials of some tokens at a position."""
@@ -282,19 +288,14 @@ def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
     uniforms = np.empty(len(ids))
     for start in range(0, len(ids), _CHUNK):
         part = uniforms[start : start + _CHUNK]
-        bits = _mixed(ids[start : start + _CHUNK].view(np.uint64) + key)
+        bits = part.view(np.uint64)
+        np.add(ids[start : start + _CHUNK].view(np.uint64), key, out=bits)
+        _mix_all(bits)
+        # as the fraction of a number in [1, 2), from which 1 - 2**-53 is taken away exactly
         bits >>= _BY_12
-        np.add(bits.view(np.int64), _HALF, out=part)
-        part *= _STEP
+        bits |= _ONE_BITS
+        part -= _ALMOST_ONE
     return uniforms
-
-
-def _smallest(ids: IntArray, scores: FloatArray, count: int) -> list[int]:
-    """The ids (rising) of the `count` smallest scores, smallest first, ties by lowest id."""
-    if count == 1:
-        return [int(ids[np.argmin(scores)])]
-    order = np.argsort(scores, kind="stable")[:count]
-    return [int(token) for token in ids[order]]
 
 
 def _exponential(uniforms: FloatArray) -> FloatArray:
@@ -305,11 +306,15 @@ def _exponential(uniforms: FloatArray) -> FloatArray:
     return np.maximum(found, uniforms, out=found)
 
 
-def _exponential_of(bits: int) -> float:
-    """`_exponential` of the uniform of key + id (`_uniforms`)."""
-    uniform = ((_mix(bits) >> 12) + 0.5) * 2.0**-52
+def _exponential_of(uniform: float) -> float:
+    """The same of one."""
     found = -math.log1p(-uniform)
     return found if found > uniform else uniform
+
+
+def _uniform_of(bits: int) -> float:
+    """`_uniforms` of one key + id."""
+    return ((_mix(bits) >> 12) + 0.5) * 2.0**-52
 
 
 def _mix(bits: int) -> int:
@@ -318,7 +323,7 @@ def _mix(bits: int) -> int:
     return bits ^ bits >> 27
 
 
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_all(bits: NDArray[np.uint64]) -> None:
     """`_mix` of every element, in place."""
     shifted = bits >> _BY_27
     bits ^= shifted
@@ -328,4 +333,3 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits *= _SECOND
     np.right_shift(bits, _BY_27, out=shifted)
     bits ^= shifted
-    return bits
