@@ -64,15 +64,17 @@ def highest(values: FloatArray, count: int) -> IntArray:
         return (values >= _kth_highest(values, count)).nonzero()[0]
     table, tail = values[: _ROWS * columns].reshape(_ROWS, columns), values[_ROWS * columns :]
     maxima = np.maximum.reduce(table, axis=0)
-    bound = _kth_highest(maxima, count)
-    near = (maxima >= bound).nonzero()[0]
-    rows, which = (table[:, near] >= bound).nonzero()
-    found = np.concatenate(
-        (rows * columns + near[which], (tail >= bound).nonzero()[0] + _ROWS * columns)
-    )
-    candidates = values[found]
-    enough: IntArray = found[candidates >= _kth_highest(candidates, count)]
-    return enough
+    near = (maxima >= _kth_highest(maxima, count)).nonzero()[0]
+    candidates = table[:, near].ravel()
+    n_inside = len(candidates)
+    if len(tail):
+        candidates = np.concatenate((candidates, tail))
+    enough = (candidates >= _kth_highest(candidates, count)).nonzero()[0]
+    inside = enough[: enough.searchsorted(n_inside)]
+    found: IntArray = inside // len(near) * columns + near[inside % len(near)]
+    if len(inside) == len(enough):
+        return found
+    return np.concatenate((found, enough[len(inside) :] + (_ROWS * columns - n_inside)))
 
 
 def _kth_highest(values: FloatArray, count: int) -> float:

@@ -134,8 +134,8 @@ class Distribution:
             falling = sorted(range(len(ids)), key=probs.__getitem__, reverse=True)
             return [ids[place] for place in falling[:count]]
         chosen = highest(self.probs, count)
-        order = np.lexsort((self.ids[chosen], -self.probs[chosen]))[:count]
-        return [int(token) for token in self.ids[chosen[order]]]
+        losses, tokens = (-self.probs[chosen]).tolist(), self.ids[chosen].tolist()
+        return [token for _, token in sorted(zip(losses, tokens, strict=True))[:count]]
 
     def without(self, *tokens: int) -> Distribution | None:
         """The law given that none of these tokens comes; None when one of them was certain to."""

@@ -221,8 +221,13 @@ class GreedyPlusOne(RandomStream):
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """The `count` - 1 most probable tokens, then one drawn from the rest, if there is any."""
         tokens = law.top(count - 1) if count > 1 else []
-        rest = law.without(*tokens)
-        return tokens if rest is None else [*tokens, self.pick(rest, position)]
+        if len(law) <= FEW:
+            rest = law.without(*tokens)
+            return tokens if rest is None else [*tokens, self.pick(rest, position)]
+        urn = _LargeUrn(law.probs)
+        for token in tokens:
+            urn.take_out(int(law.ids.searchsorted(token)))
+        return [*tokens, int(law.ids[urn.draw(self._uniform())])] if urn.has_any else tokens
 
 
 def _drawn(weights: list[float], uniform: float) -> int:
@@ -245,6 +250,11 @@ class _LargeUrn:
         self._weights = weights
         self._sums = np.add.reduceat(weights, _block_starts(len(weights)))
         self._changed: dict[int, FloatArray] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything left to draw."""
+        return bool(self._sums.any())
 
     def draw(self, uniform: float) -> int:
         """The place where the running sum passes `uniform` of the total."""

@@ -127,12 +127,12 @@ def test_lists_and_arrays_tell_the_same(values: list[float], first: int) -> None
 
 def test_small_and_large_laws_answer_alike() -> None:
     random = np.random.default_rng(5)
-    for size in (FEW, FEW + 1):
+    for size in (FEW, FEW + 1, 1000, 3200):
         ids = np.cumsum(random.integers(1, 4, size))
         weights = np.round(random.exponential(size=size), 1)  # with ties
         law = Distribution(ids, (weights + 0.1) / (weights + 0.1).sum())
         falling = sorted(zip(-law.probs, law.ids, strict=True))
-        for count in (1, 2, 7):
+        for count in (1, 2, 7, size - 1, size, size + 1):
             assert law.top(count) == [token for _, token in falling[:count]]
         for token in range(int(ids[-1]) + 2):
             assert law.prob(token) == law.probs[ids == token].sum()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specllama.sampling.distribution import Distribution
-from specllama.sampling.noise import GreedyDrafts, RandomStream, SharedNoise
+from specllama.sampling.distribution import FEW, Distribution
+from specllama.sampling.noise import GreedyDrafts, GreedyPlusOne, RandomStream, SharedNoise
 
 SEEDS = [0, 1, 2, 41, 2**32, 2**63, 2**64 - 2, 2**64 - 1]
 LIMIT = 1e-4
@@ -265,3 +265,16 @@ def test_a_stream_repeats_with_its_seed(kind: type[RandomStream]) -> None:
 
     assert draws(2**64 - 1) == draws(2**64 - 1)
     assert draws(0) != draws(1)
+
+
+@pytest.mark.parametrize("size", [FEW, FEW + 1, 5000])
+def test_one_more_than_the_greedy_drafts_comes_from_the_rest(size: int) -> None:
+    law = big_law(size, 1)
+    greedy = law.top(3)
+    rest = law.without(*greedy)
+    assert rest is not None
+    for seed in range(50):
+        drafts = GreedyPlusOne(seed).children(law, 0, 4)
+        assert drafts == [*greedy, RandomStream(seed).pick(rest, 0)]
+        assert drafts[-1] not in greedy
+    assert GreedyPlusOne(0).children(law, 0, size + 1) == law.top(size)
