@@ -6,13 +6,15 @@ paper's drafts share one law, and rho solves 1 - (1 - beta)^k = rho beta with be
 one draft. Written as "rho drafts are tested on average" it holds for drafts of different laws too.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from typing import Protocol
 
 import numpy as np
 
-from specllama.sampling.distribution import Distribution, FloatArray, normalised
+from specllama.sampling.distribution import FEW, Distribution, FloatArray, normalised
 from specllama.verification.chains import ratio
 from specllama.verification.trees import walk
 from specllama.verification.types import CoinChance, Proposal, Rows, Verdict
@@ -60,8 +62,12 @@ class _Level:
     def __init__(self, p_target: Distribution, laws: Sequence[Distribution]) -> None:
         self._p_target = p_target
         self._laws = laws
-        # what each law gives the target's tokens, float64 [n]; siblings share their law
-        self._drawn: dict[int, FloatArray] = {id(law): law.at(p_target.ids) for law in laws}
+        # siblings share their law
+        few = all(len(law) <= FEW for law in (p_target, *laws))
+        overlap = _FewOverlap if few else _ManyOverlap
+        self._overlaps: dict[int, _Overlap] = {
+            key: overlap(p_target, law) for key, law in {id(law): law for law in laws}.items()
+        }
 
     def division(self) -> float:
         """See `division`.
@@ -90,19 +96,62 @@ class _Level:
 
     def recovered(self, rho: float) -> Distribution:
         """The law after k refusals: what the accepted drafts leave of the target's law."""
-        target = self._p_target.probs
-        left = target.copy()
+        left = self._p_target.probs.copy()
         for law, tested in zip(self._laws, self._tested(rho), strict=True):
-            left -= tested * np.minimum(self._drawn[id(law)], target / rho)
+            left -= tested * self._overlaps[id(law)].per_token(rho)
         np.maximum(left, 0.0, out=left)
         # equal laws leave nothing, and are refused by rounding only
         return normalised(self._p_target.ids, left)[1] or self._p_target
 
     def _tested(self, rho: float) -> list[float]:
         """Per draft, the probability that all drafts before it are refused."""
-        refused = {}
-        for key, drawn in self._drawn.items():
-            accepted = drawn * rho
-            np.minimum(accepted, self._p_target.probs, out=accepted)
-            refused[key] = 1.0 - float(np.add.reduce(accepted)) / rho
+        refused = {key: 1.0 - overlap.sum(rho) / rho for key, overlap in self._overlaps.items()}
         return list(accumulate((refused[id(law)] for law in self._laws[:-1]), mul, initial=1.0))
+
+
+class _Overlap(Protocol):
+    """min(rho p_draft, p_target) of every token of the target's law."""
+
+    def sum(self, rho: float) -> float:
+        """Of all tokens."""
+
+    def per_token(self, rho: float) -> FloatArray:
+        """The same / rho, float64 [n]."""
+
+
+class _ManyOverlap:
+    """With a pass over the laws for each rho."""
+
+    def __init__(self, p_target: Distribution, p_draft: Distribution) -> None:
+        self._target, self._drawn = p_target.probs, p_draft.at(p_target.ids)
+        self._least = np.empty_like(self._target)
+
+    def sum(self, rho: float) -> float:
+        np.multiply(self._drawn, rho, out=self._least)
+        np.minimum(self._least, self._target, out=self._least)
+        return float(np.add.reduce(self._least))
+
+    def per_token(self, rho: float) -> FloatArray:
+        np.divide(self._target, rho, out=self._least)
+        return np.minimum(self._drawn, self._least, out=self._least)
+
+
+class _FewOverlap:
+    """With running sums over the tokens by p_target / p_draft: the first ones have p_target."""
+
+    def __init__(self, p_target: Distribution, p_draft: Distribution) -> None:
+        ids, self._target = p_target.lists
+        known = dict(zip(*p_draft.lists, strict=True))
+        self._drawn = [known.get(token, 0.0) for token in ids]
+        pairs = [(p / q, p, q) for p, q in zip(self._target, self._drawn, strict=True) if q > 0.0]
+        pairs.sort()
+        self._ratios = [ratio for ratio, _, _ in pairs]
+        self._below = list(accumulate((p for _, p, _ in pairs), initial=0.0))
+        self._above = list(accumulate((q for _, _, q in reversed(pairs)), initial=0.0))
+
+    def sum(self, rho: float) -> float:
+        place = bisect_right(self._ratios, rho)
+        return self._below[place] + rho * self._above[len(self._ratios) - place]
+
+    def per_token(self, rho: float) -> FloatArray:
+        return np.minimum(self._drawn, np.array(self._target) / rho)
