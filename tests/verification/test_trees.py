@@ -118,6 +118,17 @@ def test_a_tree_of_repeating_siblings_keeps_the_law(
     assert off(way, Drawing(regular(*widths)), kind, 3, len(widths) + 1) < EXACT
 
 
+@every_way
+@pytest.mark.parametrize("kind", ["zeros", "truncated", "equal"])
+def test_arithmetic_on_arrays_keeps_the_law(
+    way: Way, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These laws are small enough to be lists; long ones are arrays and go other ways."""
+    for module in (Distribution, division):
+        monkeypatch.setattr(sys.modules[module.__module__], "FEW", 0)
+    assert off(way, Drawing(regular(2, 1)), kind, 1, 3) < EXACT
+
+
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["random", "near", "equal"])
 def test_recursive_rejection_with_replacement_keeps_dense_laws(
