@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,9 +23,11 @@ from specllama.calibration import Calibration, first_look
 from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
-from specllama.kept_costs import KeptCosts
+from specllama.hub.resolve import locate
+from specllama.kept_costs import KeptCosts, exact_range
 from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
+from specllama.llama.width import ConstantWidth
 from specllama.loading import (
     DraftModel,
     LoadProgress,
@@ -106,7 +108,7 @@ class SpeculativeDecoder:
                 self._target.context,
                 n_slots=self.options.parallel,
                 n_ctx=self._target.n_ctx,
-                max_batch=_EXACT_BATCH if self.options.exact else None,
+                max_batch=self._exact_batch(draft) if self.options.exact else None,
                 linear=self.options.exact,
             )
             self.set_draft(draft, strict=strict_draft)
@@ -123,8 +125,26 @@ class SpeculativeDecoder:
         self.load_s = time.perf_counter() - started
         self._load_s_to_report = self.load_s
 
+    def _exact_batch(self, draft: str | Path | None) -> int:
+        """The most tokens of a decode in exact mode: as many as were measured to be exact here."""
+        context = self._target.context
+        width = context.width if isinstance(context, ConstantWidth) else 0
+        draft_path = None
+        if draft is not None:
+            with suppress(SpecllamaError):  # loading it tells of that
+                draft_path = locate(str(draft), "draft")
+        measured = exact_range(self._target.model.path, draft_path, self.options)
+        usual = width or _EXACT_BATCH
+        return min(measured or usual, width or self.options.n_batch)
+
     def _check_exactness(self) -> None:
-        difference = batch_difference(self._target.context, _EXACT_BATCH, self.options.parallel)
+        most = self._engine.max_batch
+        if most == 1:
+            self.warnings.append(
+                "No batch is bit-exact here, by the last calibration: --exact drafts nothing and "
+                "reads prompts token by token."
+            )
+        difference = batch_difference(self._target.context, most, self.options.parallel)
         if difference > 0.0:
             self.warnings.append(
                 f"Not bit-exact here: logits of batches differ by up to {difference:.2g} from "

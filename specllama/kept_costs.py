@@ -62,6 +62,20 @@ def _settings(options: ModelOptions) -> dict[str, object]:
     }
 
 
+def exact_range(target: Path, draft: Path | None, options: ModelOptions) -> int | None:
+    """The most tokens that a calibration of this pair found to be bit-exact in exact mode.
+
+    Calibrations measure that whether or not they run in exact mode. None where nobody did.
+    """
+    for exact in (True, False):
+        with contextlib.suppress(OSError):  # recalling the table tells of that
+            place = place_of(target, draft, replace(options, exact=exact))
+            table, _ = tables().load(place)
+            if table is not None and table.exact_batch is not None:
+                return table.exact_batch
+    return None
+
+
 def stamped(table: CostTable) -> CostTable:
     """A table with the time and the load of now."""
     load = round(psutil.getloadavg()[0], 2)

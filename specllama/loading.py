@@ -29,7 +29,7 @@ TREE_BRANCHES = 31
 LEAST_OUTPUTS = 64
 OUTPUTS_A_SLOT = 32
 EXACT_WIDTH = 8
-"""Tokens of every decode in exact mode on a GPU: the most that CUDA's matrix-vector kernels take."""
+"""Tokens of every decode in exact mode on a GPU, the most of CUDA's matrix-vector kernels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from specllama.calibration import Threads
 from specllama.kept_costs import place_of, tables
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
+from specllama.scheduling.table import CostTable
 
 pytestmark = pytest.mark.model
 
@@ -111,3 +113,29 @@ def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:
 def test_the_fastest_thread_counts() -> None:
     threads = Threads({1: 0.02, 2: 0.012, 4: 0.05}, {1: 0.1})
     assert threads.best() == {"plain": 2}
+
+
+@pytest.mark.parametrize("measured", [1, 3, 12, None])
+@pytest.mark.parametrize("calibrated_exact", [True, False])
+def test_exact_mode_decodes_as_many_as_were_measured(
+    small: Path, measured: int | None, calibrated_exact: bool
+) -> None:
+    options = replace(OPTIONS, exact=True)
+    place = place_of(small, None, replace(options, exact=calibrated_exact))
+    tables().save(place, CostTable(exact_batch=measured))
+    with SpeculativeDecoder(small, options=options) as decoder:
+        assert decoder.engine.max_batch == (measured or 7)
+        assert any("token by token" in warning for warning in decoder.warnings) == (measured == 1)
+        copy = replace(GREEDY, drafter="suffix", adaptive=False)
+        reply = decoder.generate("One, two, three, one, two, three, one, two,", copy)
+        assert len(reply.tokens) == 40
+        assert (reply.spec.drafted == 0) == (measured == 1)
+
+
+def test_an_exact_range_of_a_pair(small: Path, draft_file: Path) -> None:
+    options = replace(OPTIONS, exact=True)
+    tables().save(place_of(small, draft_file, OPTIONS), CostTable(exact_batch=5))
+    with SpeculativeDecoder(small, draft_file, options=options) as decoder:
+        assert decoder.engine.max_batch == 5
+    with SpeculativeDecoder(small, options=options) as decoder:
+        assert decoder.engine.max_batch == 7
