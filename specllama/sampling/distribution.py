@@ -104,9 +104,9 @@ class Distribution:
             ids, probs = self._lists or self.lists
             place = bisect_left(ids, token)
             return probs[place] if place < self._n and ids[place] == token else 0.0
-        place = int(self.ids.searchsorted(token))
-        found = place < len(self.ids) and self.ids[place] == token
-        return float(self.probs[place]) if found else 0.0
+        tokens = self.ids
+        place = int(tokens.searchsorted(token))
+        return float(self.probs[place]) if place < self._n and tokens[place] == token else 0.0
 
     def at(self, tokens: IntArray) -> FloatArray:
         """Probabilities of many tokens, float64 of the same shape."""
@@ -175,14 +175,13 @@ def remainder(target: Distribution, draft: Distribution, scale: float = 1.0) -> 
     """The sum of (scale * p_target - p_draft)+, and `residual`."""
     if len(target) <= FEW and len(draft) <= FEW:
         return _few_remainder(target, draft, scale)
-    weights = target.probs * scale
-    if draft.ids is target.ids:
-        weights -= draft.probs
-    elif len(draft.ids) < len(target.ids):
+    scaled = target.probs if scale == 1.0 else target.probs * scale
+    if len(draft) < len(target):
+        weights = scaled.copy()
         place, found = target.places(draft.ids)
         weights[place[found]] -= draft.probs[found]
     else:
-        weights -= draft.at(target.ids)
+        weights = scaled - draft.at(target.ids)
     np.maximum(weights, 0.0, out=weights)
     return normalised(target.ids, weights)
 

@@ -24,7 +24,7 @@ _BY_27, _BY_33, _BY_12 = (np.array(bits, np.uint64) for bits in (27, 33, 12))
 _ONE_BITS, _ALMOST_ONE = np.array(1.0).view(np.uint64), np.array(1.0 - 2.0**-53)
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 # Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
-_CHUNK = 1 << 12
+_CHUNK = 1 << 14
 _VERY_FEW = 16
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
