@@ -55,7 +55,14 @@ N_TIMED = 9
 WIDTHS = (0, 2, 4, 8)
 MOST_UNFILLED = 4
 N_EXACT = 40
-FLAGS = ("-ngl 99 -ngld 99", "-ngl 99 -ngld 0", "--exact", "--exact --drafter none")
+FLAGS = ("-ngl 99 -ngld 99", "-ngl 99 -ngld 0")
+EXACT = (
+    "--exact --drafter none",
+    "--exact",
+    "--exact --drafter model --no-adaptive --draft-max 5",
+)
+SAMPLINGS = ("--temp 0", "--temp 0.8 --seed 7")
+FLAGS_S = 90
 FLAGS_ASKED = "Name the three laws of robotics."
 ON_ONE_CARD = 20e9
 """Bytes of a target that fits onto the card several times."""
@@ -303,19 +310,36 @@ def check_flags(bench: Bench, size: str) -> None:
     """specllama's own command line on the card: all layers, some layers, and exact mode."""
     found = bench.parts.setdefault(f"{size}: specllama generate", {})
     for flags in FLAGS:
-        command = [sys.executable, "-m", "specllama", "generate", *flags.split()]
-        command += ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
-        command += ["-t", str(bench.args.threads), "-n", "64", "--temp", "0", "--json", FLAGS_ASKED]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        except subprocess.TimeoutExpired:
-            found[flags] = "no answer within 60 s"
-            continue
-        if done.returncode == 0:
-            told = json.loads(done.stdout)
-            found[flags] = {key: told.get(key) for key in ("text", "timings", "warnings")}
-        else:
-            found[flags] = done.stderr[-600:]
+        found[flags] = generated(bench, size, f"{flags} -n 64 --temp 0")
+    for sampling in SAMPLINGS:
+        for flags in EXACT:
+            found[f"{flags} {sampling}"] = generated(bench, size, f"{flags} -n 256 {sampling}")
+    found["exact: same text"] = all(
+        same_text([found[f"{flags} {sampling}"] for flags in EXACT]) for sampling in SAMPLINGS
+    )
+
+
+def generated(bench: Bench, size: str, flags: str) -> dict[str, Any] | str:
+    """What `specllama generate` says with such flags; why it failed."""
+    command = [sys.executable, "-m", "specllama", "generate", *flags.split()]
+    command += ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
+    command += ["-t", str(bench.args.threads), "--json", FLAGS_ASKED]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FLAGS_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {FLAGS_S} s"
+    if done.returncode != 0:
+        return done.stderr[-600:]
+    told = json.loads(done.stdout)
+    return {key: told.get(key) for key in ("text", "timings", "warnings", "usage", "spec")}
+
+
+def same_text(told: Sequence[dict[str, Any] | str]) -> bool:
+    """Whether all said something, and the same; not unless some drafts were accepted."""
+    replies = [one for one in told if isinstance(one, dict)]
+    drafted = any(reply["spec"]["accepted"] for reply in replies)
+    same = len({reply["text"] for reply in replies}) == 1
+    return len(replies) == len(told) and drafted and same
 
 
 def simple(bench: Bench, size: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -101,3 +102,27 @@ def test_a_widening_that_fails_is_told(bench: Any) -> None:
     with bench.part("8b: widening"):
         gpu_bench.wait(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
     assert bench.notes == ["8b: widening failed: it left with 3."]
+
+
+def test_exact_texts_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.args.draft, bench.args.threads = Path("draft.gguf"), 1
+    asked: list[list[str]] = []
+    reply: dict[str, Any] = {"accepted": 5, "odd": ""}
+
+    def run(command: list[str], timeout: float, **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        assert timeout == gpu_bench.FLAGS_S
+        if reply["accepted"] is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        text = "plain" if "none" in command else "plain" + reply["odd"]
+        told = {"text": text, "spec": {"accepted": reply["accepted"]}}
+        return subprocess.CompletedProcess(command, 0, json.dumps(told), "")
+
+    monkeypatch.setattr(gpu_bench.subprocess, "run", run)
+    found = bench.parts
+    for accepted, odd, same in ((5, "", True), (5, "!", False), (0, "", False), (None, "", False)):
+        reply.update(accepted=accepted, odd=odd)
+        gpu_bench.check_flags(bench, "8b")
+        assert found["8b: specllama generate"]["exact: same text"] is same
+    assert len(asked) == 4 * (len(gpu_bench.FLAGS) + 2 * len(gpu_bench.EXACT))
+    assert found["8b: specllama generate"]["--exact --temp 0"] == "no answer within 90 s"
