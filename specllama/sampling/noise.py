@@ -7,6 +7,7 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 
 import math
 from functools import lru_cache
+from itertools import filterfalse
 from operator import truediv
 
 import numpy as np
@@ -90,7 +91,7 @@ class SharedNoise:
         """The same in plain Python."""
         known = self._known(position)
         ids, probs = law.lists
-        missing = [token for token in ids if token not in known]
+        missing = list(filterfalse(known.__contains__, ids))
         if missing:
             known.update(zip(missing, self._exponentials_of(missing, position), strict=True))
         scores = list(map(truediv, map(known.__getitem__, ids), probs))
@@ -104,7 +105,8 @@ class SharedNoise:
         if len(tokens) > _VERY_FEW:
             found: list[float] = _exponential(_uniforms(np.array(tokens), np.uint64(key))).tolist()
             return found
-        return [_exponential_of(_uniform_of(key + token & _MASK)) for token in tokens]
+        tops = [_mix(key + token & _MASK) >> 12 for token in tokens]
+        return [_exponential_of((top + 0.5) * 2.0**-52) for top in tops]
 
     def _known(self, position: int) -> dict[int, float]:
         """The exponentials of some tokens at a position."""
@@ -320,11 +322,6 @@ def _exponential_of(uniform: float) -> float:
     """The same of one."""
     found = -math.log1p(-uniform)
     return found if found > uniform else uniform
-
-
-def _uniform_of(bits: int) -> float:
-    """`_uniforms` of one key + id."""
-    return ((_mix(bits) >> 12) + 0.5) * 2.0**-52
 
 
 def _mix(bits: int) -> int:
