@@ -72,10 +72,10 @@ class SharedNoise:
         # E >= u, so that floors u / p are below the scores, and few places can have small ones
         floors = Columns(np.divide(uniforms, probs, out=self._room(len(ids))))
         first = floors.some_low(count).tolist()
-        bound = max([_exponential_of(float(uniforms[at])) / float(probs[at]) for at in first])
+        bound = max([_exponential(float(uniforms[at])) / float(probs[at]) for at in first])
         near = floors.not_above(bound)
         scores = [
-            _exponential_of(uniform) / prob
+            _exponential(uniform) / prob
             for uniform, prob in zip(uniforms[near].tolist(), probs[near].tolist(), strict=True)
         ]
         order = sorted(range(len(scores)), key=scores.__getitem__)
@@ -103,10 +103,11 @@ class SharedNoise:
     def _exponentials_of(self, tokens: list[int], position: int) -> list[float]:
         key = self._position_key(position)
         if len(tokens) > _VERY_FEW:
-            found: list[float] = _exponential(_uniforms(np.array(tokens), np.uint64(key))).tolist()
-            return found
-        tops = [_mix(key + token & _MASK) >> 12 for token in tokens]
-        return [_exponential_of((top + 0.5) * 2.0**-52) for top in tops]
+            uniforms = _uniforms(np.array(tokens), np.uint64(key)).tolist()
+        else:
+            tops = [_mix(key + token & _MASK) >> 12 for token in tokens]
+            uniforms = [(top + 0.5) * 2.0**-52 for top in tops]
+        return list(map(_exponential, uniforms))
 
     def _known(self, position: int) -> dict[int, float]:
         """The exponentials of some tokens at a position."""
@@ -310,16 +311,12 @@ def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
     return uniforms
 
 
-def _exponential(uniforms: FloatArray) -> FloatArray:
-    """Standard exponentials, never below their uniforms (a rounded logarithm might be)."""
-    found = np.negative(uniforms)
-    np.log1p(found, out=found)
-    np.negative(found, out=found)
-    return np.maximum(found, uniforms, out=found)
+def _exponential(uniform: float) -> float:
+    """A standard exponential, never below its uniform (a rounded logarithm might be).
 
-
-def _exponential_of(uniform: float) -> float:
-    """The same of one."""
+    Always by the same logarithm: numpy's may differ in the last bit, and who asks first may not
+    change a draw.
+    """
     found = -math.log1p(-uniform)
     return found if found > uniform else uniform
 
