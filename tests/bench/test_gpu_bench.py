@@ -118,7 +118,7 @@ def test_exact_texts_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -
         told = {"text": text, "spec": {"accepted": reply["accepted"]}}
         return subprocess.CompletedProcess(command, 0, json.dumps(told), "")
 
-    monkeypatch.setattr(gpu_bench.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     found = bench.parts
     for accepted, odd, same in ((5, "", True), (5, "!", False), (0, "", False), (None, "", False)):
         reply.update(accepted=accepted, odd=odd)
