@@ -45,6 +45,8 @@ from specllama.llama.cache import Backend
 from specllama.llama.context import Context
 from specllama.llama.library import describe
 from specllama.llama.model import Model
+from specllama.llama.width import ConstantWidth
+from specllama.loading import EXACT_WIDTH
 
 SCRIPTS = Path(__file__).parent
 PLAIN = "specllama, plain"
@@ -54,6 +56,9 @@ DRAFT_SIZES = (1, 2, 4, 8)
 N_TIMED = 9
 WIDTHS = (0, 2, 4, 8)
 MOST_UNFILLED = 4
+EXACT_CELLS = 8448
+EXACT_DEPTHS = (100, 240, 2284, 4076, 8172)
+"""Tokens before those that are compared, which then cross a multiple of 256."""
 N_EXACT = 40
 FLAGS = ("-ngl 99 -ngld 99", "-ngl 99 -ngld 0")
 EXACT = (
@@ -259,6 +264,25 @@ def measure_exactness(bench: Bench, size: str) -> None:
                     found.append({"kv": cache_type, "width": width, "context": depth,
                                   "difference": difference})  # fmt: skip
             context.close()
+        found += exact_differences(bench, model, random)
+
+
+def exact_differences(
+    bench: Bench, model: Model, random: np.random.Generator
+) -> list[dict[str, Any]]:
+    """The same in the context of `--exact`, and far into it: attention divides its work then."""
+    context = ConstantWidth(
+        model, n_ctx=2 * EXACT_CELLS, n_seq=2, width=EXACT_WIDTH, threads=bench.args.threads,
+        flash_attn="on", cache_type_k="bf16", cache_type_v="bf16",
+    )  # fmt: skip
+    try:
+        return [
+            {"kv": "bf16", "width": "as --exact", "context": depth,
+             "difference": ragged_difference(context, depth, 0, random)}
+            for depth in EXACT_DEPTHS
+        ]  # fmt: skip
+    finally:
+        context.close()
 
 
 def ragged_difference(
