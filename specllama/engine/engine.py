@@ -317,7 +317,9 @@ class Engine:
         for group in self._groups(list(zip(lives, plans, strict=True))):
             started = time.perf_counter()
             n_tokens = sum(starmap(self._n_tokens, group))
-            size = self.scheduler.size_for(n_tokens)
+            adaptive = any(live.request.adaptive for live, _ in group)
+            choose = self.scheduler.size_for if adaptive else self.scheduler.fixed_size
+            size = choose(n_tokens)
             found, n_tokens = self._verify(group, size if size > n_tokens else 0)
             verify_s = time.perf_counter() - started
             self.scheduler.observe_batch(n_tokens, verify_s, len(group))

@@ -85,11 +85,15 @@ class RoundPrices:
         tokens are faster than those for fewer.
         """
         if n_tokens not in self._sizes:
-            self._sizes[n_tokens] = self._cheapest(n_tokens)
+            self._sizes[n_tokens] = self._cheapest(n_tokens, self._kept_size)
         return self._sizes[n_tokens]
 
-    def _cheapest(self, n_tokens: int) -> int:
-        costs, kept = self.costs, self._kept_size
+    def fixed_size(self, n_tokens: int) -> int:
+        """The size to decode so many tokens at where every round brings as many."""
+        return self._cheapest(n_tokens, n_tokens)
+
+    def _cheapest(self, n_tokens: int, kept: int) -> int:
+        costs = self.costs
         if not (costs.switch_s or costs.measured(n_tokens)):
             return n_tokens
         larger = [

@@ -52,3 +52,18 @@ def test_never_more_than_the_context_holds() -> None:
     outcome = run(made, asked)
     assert outcome.reason == "context"
     assert outcome.tokens == expected(WORDS, asked, n_ctx=16)[0]
+
+
+
+def test_a_size_kept_for_other_requests_does_not_fill_up_fixed_lengths() -> None:
+    same = {n: 0.010 + 0.001 * n for n in (1, 2, 3, 4)}
+    other = {n: seconds + 0.1 for n, seconds in same.items()}
+    made = engine(WORDS, 4)
+    made.scheduler.recall(CostTable(same=same, other=other))
+    made.scheduler.settle_size(lambda: made.scheduler.padded(2) / 10)  # as if 4 were the best
+    assert made.scheduler.padded(2) == 4
+    asked = request([1, 2, 3], drafters=("script",), adaptive=False)
+    assert run(made, asked).tokens == expected(WORDS, asked)[0]
+    backend = made.backend
+    assert isinstance(backend, FakeModel)
+    assert 2 in backend.batches[1:] and 4 not in backend.batches[1:]
