@@ -54,7 +54,6 @@ def test_never_more_than_the_context_holds() -> None:
     assert outcome.tokens == expected(WORDS, asked, n_ctx=16)[0]
 
 
-
 def test_a_size_kept_for_other_requests_does_not_fill_up_fixed_lengths() -> None:
     same = {n: 0.010 + 0.001 * n for n in (1, 2, 3, 4)}
     other = {n: seconds + 0.1 for n, seconds in same.items()}
