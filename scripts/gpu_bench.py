@@ -378,16 +378,18 @@ def simple(bench: Bench, size: str) -> None:
 
 
 def measure(bench: Bench, size: str, until: float) -> None:
-    """All arms of a size, in as many groups as fit onto the card."""
+    """All arms of a size together, or ours and then program by program where one fills the card."""
     engine = Engine(bench.files(size))
     with bench.part(f"{size}: costs"):
         engine.acquire()  # stays open for the arms
         measure_costs(bench, size, engine)
-    groups = [ours(engine), native(bench.args.programs, bench.files(size))]
+    programs = native(bench.args.programs, bench.files(size))
+    groups = [ours(engine), *([program] for program in programs)]
     if bench.target(size).stat().st_size < ON_ONE_CARD:
         groups = [[peer for group in groups for peer in group]]
     for number, group in enumerate(groups):
-        share = (number + 1) / len(groups) if number else 0.7 if len(groups) > 1 else 1.0
+        left = len(groups) - number - 1
+        share = (0.6 if number == 0 else 1 / (left + 1)) if left else 1.0
         end = bench.seconds + share * (until - bench.seconds)
         with bench.part(f"{size}: arms, group {number + 1}"):
             take_turns(bench, size, group, end)
