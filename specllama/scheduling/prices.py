@@ -96,9 +96,11 @@ class RoundPrices:
         costs = self.costs
         if not (costs.switch_s or costs.measured(n_tokens)):
             return n_tokens
+        # the size that is kept may never have been measured twice in a row
+        known = costs.steady() | {kept: costs.target_s(kept, kept)}
         larger = [
             (seconds + (costs.switch_s if n != kept else 0.0), n)
-            for n, seconds in costs.steady().items()
+            for n, seconds in known.items()
             if n_tokens < n <= self._max_batch
         ]
         if not larger:

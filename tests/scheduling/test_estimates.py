@@ -420,6 +420,14 @@ class TestSizes:
         assert known.padded(1) == known.padded(2) == known.padded(3) == 3
         assert known.padded(4) == 4
 
+    def test_a_size_is_kept_that_was_never_measured(self) -> None:
+        same = {n: H100[n] for n in (1, 2, 3)}
+        other = {n: seconds + 0.0022 for n, seconds in same.items()}
+        known = Scheduler()
+        known.recall(CostTable(same=same, other=other, draft={"model": {1: 0.0005}}))
+        known.settle_size(lambda: float(known.padded(4) == 4 and known.padded(2) == 4))
+        assert [known.padded(n) for n in (1, 2, 3, 4)] == [4, 4, 4, 4]
+
     def test_nothing_is_filled_up_where_changing_is_free(self) -> None:
         known = scheduler(0.01, 0.02, 8)
         known.settle_size(lambda: chain(known).rate)
