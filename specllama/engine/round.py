@@ -115,18 +115,10 @@ def next_rows(cache: TokenCache, lives: Sequence[Live]) -> NDArray[np.float32]:
     Returns:
         float32 [len(lives), n_vocab], a view that is valid until the next decode.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
-    sequences: list[tuple[int, ...]] = []
-    outputs: list[bool] = []
+    batch = _Batch()
     for live in lives:
-        held = cache.length(live.key)
-        pending = live.ids[held:]
-        tokens += pending
-        positions += range(held, len(live.ids))
-        sequences += [(live.key,)] * len(pending)
-        outputs += [False] * (len(pending) - 1) + [True]
-    rows = cache.backend.decode(tokens, positions, sequences, outputs)
+        batch.add_pending(live.ids, cache.length(live.key), (live.key,))
+    rows = cache.backend.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
     for live in lives:
         cache.record(live.key, live.ids[cache.length(live.key) :])
     return rows
@@ -181,11 +173,7 @@ class _Batch:
 
     def add(self, live: Live, proposal: Proposal, layout: Layout, held: int) -> None:
         """Pending ids first (logits of the last), then the drafted nodes (logits of all)."""
-        pending = live.ids[held:]
-        self.tokens += pending
-        self.positions += range(held, len(live.ids))
-        self.sequences += [layout.pending(live.key)] * len(pending)
-        self.outputs += [False] * (len(pending) - 1) + [True]
+        self.add_pending(live.ids, held, layout.pending(live.key))
         self.first_rows.append(self._n_rows)
         self._n_rows += 1 + len(proposal)
         if len(proposal):
@@ -194,6 +182,14 @@ class _Batch:
             self.positions += [before + depth for depth in proposal.depths()]
             self.sequences += layout.nodes
             self.outputs += [True] * len(proposal)
+
+    def add_pending(self, ids: Sequence[int], held: int, sequences: tuple[int, ...]) -> None:
+        """The ids behind the first `held`; logits of the last."""
+        pending = ids[held:]
+        self.tokens += pending
+        self.positions += range(held, len(ids))
+        self.sequences += [sequences] * len(pending)
+        self.outputs += [False] * (len(pending) - 1) + [True]
 
     def fill_up(self, size: int, seq: int) -> None:
         """Add tokens that mean nothing, in a sequence of their own, up to `size` in all."""

@@ -19,7 +19,7 @@ from specllama.sampling.params import SamplingParams
 from specllama.scheduling.scheduler import Account
 from specllama.verification.types import Proposal
 
-_MOST_SIBLINGS = 16
+_MOST_SIBLINGS = 32  # as many as there are sequence ids for
 
 
 class Sequence:

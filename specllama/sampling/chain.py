@@ -78,12 +78,10 @@ class Sampler:
         token = int(row.argmax())
         top = row[token]
         _check_finite(float(top))
-        columns = len(row) // _BLOCK
-        cells = columns * _BLOCK
-        maxima = np.maximum.reduce(row[:cells].reshape(_BLOCK, columns), axis=0)
+        maxima, tail = _block_maxima(row)
         mass = float(np.add.reduce(np.exp(maxima - top)))
-        if cells < len(row):
-            mass += float(np.add.reduce(np.exp(row[cells:] - top)))
+        if len(tail):
+            mass += float(np.add.reduce(np.exp(tail - top)))
         return token, 1.0 / max(mass, 1.0)
 
     def _law(self, ids: IntArray | None, values: Row) -> Distribution:
@@ -262,9 +260,8 @@ def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
     columns = len(values) // _BLOCK
     if count > columns // 4:
         return _not_below(values, _kth_largest(values, count))
-    # The count-th largest of the block maxima cannot exceed the count-th largest value. Blocks
-    # are columns of a table, since a maximum over rows is one vector instruction a row.
-    maxima = values[: columns * _BLOCK].reshape(_BLOCK, columns).max(axis=0)
+    # the count-th largest of the block maxima cannot exceed the count-th largest value
+    maxima, _ = _block_maxima(values)
     found = _not_below(values, _kth_largest(maxima, count))
     candidates = values[found]
     enough: IntArray = found[_not_below(candidates, _kth_largest(candidates, count))]
@@ -283,14 +280,25 @@ def _about_largest(row: Row, count: int) -> IntArray:
     if count > columns // 4:
         _check_finite(float(row.max()))
         return largest(row, count)
-    cells = columns * _BLOCK
-    maxima = np.maximum.reduce(row[:cells].reshape(_BLOCK, columns), axis=0)
+    maxima, tail = _block_maxima(row)
     maxima.partition((columns - count, columns - 1))
-    top = maxima[-1] if cells == len(row) else np.maximum(maxima[-1], row[cells:].max())
+    top = np.maximum(maxima[-1], tail.max()) if len(tail) else maxima[-1]
     _check_finite(float(top))
     # the count-th largest of the maxima cannot exceed the count-th largest value
     found: IntArray = (row >= maxima[columns - count]).nonzero()[0]
     return found
+
+
+def _block_maxima(
+    values: NDArray[np.floating],
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """The maximum of each block, a new array, and the values behind the last whole block.
+
+    Blocks are columns of a table, since a maximum over rows is one vector instruction a row.
+    """
+    columns = len(values) // _BLOCK
+    cells = columns * _BLOCK
+    return np.maximum.reduce(values[:cells].reshape(_BLOCK, columns), axis=0), values[cells:]
 
 
 def _not_below(values: NDArray[np.floating], bound: np.floating) -> IntArray:

@@ -1,7 +1,7 @@
 """Every rule for trees leaves the target's law untouched, over all draws of the tree as well."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -53,22 +53,6 @@ REPEATING = {
 WAYS = DISTINCT | REPEATING
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_division() -> Iterator[None]:
-    """The bisection is a pure function, and the enumeration asks it the same thousands of times."""
-    known: dict[tuple[int, ...], tuple[float, object]] = {}
-
-    def remembered(p_target: Distribution, laws: list[Distribution]) -> float:
-        key = (id(p_target), *map(id, laws))
-        if key not in known:
-            known[key] = division(p_target, laws), (p_target, laws)
-        return known[key][0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[division.__module__], "division", remembered)
-        yield
 
 
 def off(way: Way, drawing: Drawing, kind: str, seed: int, length: int) -> float:
