@@ -44,7 +44,7 @@ _BY_POSITION = ("reply", "drafted", "confidences")
 TEMPERATURES = (0.0, 0.8, 1.2)
 REPLY = 64
 DRAFT_MAX = 16
-_FIRST_SIZES = (1, 2, 3)
+_FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 TOKENS = 128
 ROUND_S, ROW_S, LOOK_S, ASKING_S = 0.0001, 0.00005, 0.0001, 0.00006
 """Seconds of Python: a round, a row of the target's, a drafted token, and asking the drafters."""
@@ -52,12 +52,17 @@ ROUND_S, ROW_S, LOOK_S, ASKING_S = 0.0001, 0.00005, 0.0001, 0.00006
 
 @dataclass(frozen=True)
 class Device:
-    """Milliseconds of a target decode by tokens, of one of another size, and of a draft's token."""
+    """Milliseconds of a target decode by tokens, and of a draft's token.
+
+    Attributes:
+        first, second: what the first and the second decode of another size take beyond that.
+    """
 
     name: str
     same: dict[int, float]
     draft: float
-    switch: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
     calibrated: bool = True
 
     def batch_s(self, n_tokens: int) -> float:
@@ -71,6 +76,11 @@ class Device:
         return (self.same[below] + slope * (n_tokens - below)) / 1000
 
     @property
+    def switch_s(self) -> float:
+        """Seconds beyond the usual of decodes of another size from now on."""
+        return (self.first + self.second) / 1000
+
+    @property
     def plain_s(self) -> float:
         """Seconds of a round where nobody ever drafts."""
         return self.batch_s(1) + ROUND_S + ROW_S
@@ -78,10 +88,11 @@ class Device:
     def first_look(self) -> CostTable:
         """As a decoder takes it before its first request."""
         whole = self.table()
-        sizes = _FIRST_SIZES if self.switch else _FIRST_SIZES[:2]
+        sizes = _FIRST_SIZES if self.first else (1, 2)
         return CostTable(
             same={n: whole.same[n] for n in sizes},
-            other={n: whole.other[n] for n in sizes} if self.switch else {},
+            other={n: whole.other[n] for n in sizes if self.first},
+            second={n: whole.second[n] for n in sizes if self.first},
             draft={"model": {1: self.draft / 1000}},
         )
 
@@ -89,11 +100,12 @@ class Device:
         """As `specllama calibrate` would find it."""
         sizes = range(1, DRAFT_MAX + 2)
         same = {n: self.batch_s(n) for n in sizes}
-        other = {n: seconds + self.switch / 1000 for n, seconds in same.items()}
         looks = {n: n * self.draft / 1000 for n in (1, 8)}
-        return CostTable(
-            "calibrated", same=same, other=other if self.switch else {}, draft={"model": looks}
-        )
+        table = CostTable("calibrated", same=same, draft={"model": looks})
+        if self.first:
+            table.other = {n: seconds + self.first / 1000 for n, seconds in same.items()}
+            table.second = {n: seconds + self.second / 1000 for n, seconds in same.items()}
+        return table
 
 
 _H100_8B = {
@@ -109,8 +121,8 @@ _AVX2 = {1: 11.8, 2: 19.9, 3: 29.6, 4: 31.3, 6: 41.4, 8: 54.1, 12: 70.9, 16: 99.
 DEVICES = (
     Device("CPU AVX2, Q4_1 (docs/log.md)", _AVX2, 1.63),
     Device("CPU AVX-512 VNNI, Q4_0", _VNNI, 0.97),
-    Device("H100, 8B", _H100_8B, 0.34, switch=2.2),
-    Device("H100, 70B", _H100_70B, 0.34, switch=2.9),
+    Device("H100, 8B", _H100_8B, 0.34, first=1.3, second=4.5),
+    Device("H100, 70B", _H100_70B, 0.34, first=2.9, second=9.0),
 )
 """Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md.
 
@@ -230,6 +242,7 @@ class Live:
     keeps_laws: bool = False
     draft_chance: Any = None
     draft_best: Any = None
+    n_left: int = TOKENS
     stats: SpecStats = field(default_factory=SpecStats)
 
     def draft_law(self, row: Any, path: Any) -> None:
@@ -248,7 +261,7 @@ class Machine:
         self._drafter = RecordedDrafter(self._clock, device.draft / 1000 + LOOK_S)
         self._suffix = SuffixDrafter(lambda token: False)
         self._scheduler = Scheduler()
-        self._size = 0
+        self._size = self._run = 0
         self._scheduler.recall(device.table() if device.calibrated else device.first_look())
 
     def reply(
@@ -276,10 +289,11 @@ class Machine:
         real, proposing.time = proposing.time, self._clock  # type: ignore[assignment]
         try:
             while (n_said := len(live.ids) - len(ids)) < len(reply):
+                live.n_left = len(reply) - n_said
                 self._round(live, reply[n_said:])
         finally:
             proposing.time = real
-        plain = len(reply) * self._device.plain_s + self._device.switch / 1000
+        plain = len(reply) * self._device.plain_s + self._device.switch_s
         return plain / (self._clock.now - started), live.stats
 
     def _read(self, n_tokens: int) -> None:
@@ -299,9 +313,10 @@ class Machine:
         propose_s = clock.now - started
         proposal = plan.proposal
         size = scheduler.size_for(1 + len(proposal))
-        seconds = self._device.batch_s(size) + self._device.switch / 1000 * (size != self._size)
-        seconds += ROW_S * (1 + len(proposal))
+        self._run = self._run + 1 if size == self._size else 1
         self._size = size
+        extra = {1: self._device.first, 2: self._device.second}.get(self._run, 0.0)
+        seconds = self._device.batch_s(size) + extra / 1000 + ROW_S * (1 + len(proposal))
         clock.now += seconds
         accepted = next(
             (n for n, token in enumerate(proposal.tokens) if token != truth[n]), len(proposal)

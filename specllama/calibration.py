@@ -35,6 +35,7 @@ _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
 _QUICK_S = 0.5
+_FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 _EXACT_MOST = 16
 _TOKENS = 32
 _CLEARLY = 0.95
@@ -93,6 +94,7 @@ class Calibration:
         self._prompts = prompts
         self._same: dict[int, Typical] = defaultdict(Typical)
         self._other: dict[int, Typical] = defaultdict(Typical)
+        self._second: dict[int, Typical] = defaultdict(Typical)
         self._looks: dict[int, Typical] = defaultdict(Typical)
         self._prefill: float | None = None
         self._exact: int | None = None
@@ -119,6 +121,7 @@ class Calibration:
             how="calibrated",
             same=_values(self._same),
             other=_values(self._other),
+            second=_values(self._second),
             draft={"model": looks} if looks else {},
             prefill=self._prefill,
             threads=self.threads.best(),
@@ -183,8 +186,7 @@ class Calibration:
 
     def _measure(self, size: int) -> None:
         context = self._target.context
-        for repeat in range(_REPEATS):
-            times = self._same if repeat else self._other
+        for times in (self._other, self._second, self._same):
             times[size].observe(_decode(context, size, _DEPTH))
 
     def _is_hopeless(self, size: int) -> bool:
@@ -262,21 +264,21 @@ def first_look(target: Context, draft: Context | None, *, replays: bool) -> Cost
     Args:
         replays: the device may replay captured graphs: look for what another size costs, too.
     """
-    same: Seconds = {}
-    other: Seconds = {}
-    sizes = (1, 2, 3) if replays else (1, 2)
+    table = CostTable()
+    sizes = _FIRST_SIZES if replays else (1, 2)
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
         for size in sizes:
             _decode(target, size, 0)
     for size in sizes:
-        if size > 1 and same[1] > _QUICK_S:
+        if size > 1 and table.same[1] > _QUICK_S:
             break
-        first, *later = (_decode(target, size, 0) for _ in range(3 if replays else 2))
-        same[size] = min(later) if replays else min(first, *later)
+        first, second, *later = (_decode(target, size, 0) for _ in range(4 if replays else 2))
+        table.same[size] = min(later) if replays else min(first, second)
         if replays:
-            other[size] = first
-    costs = {"model": {1: min(_decode(draft, 1, 0) for _ in range(2))}} if draft else {}
-    return CostTable(same=same, other=other, draft=costs)
+            table.other[size], table.second[size] = first, second
+    if draft:
+        table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(2))}
+    return table
 
 
 def thread_counts() -> list[int]:

@@ -333,6 +333,7 @@ class Engine:
         """The same where nobody drafts: there is nothing to choose, to book or to learn."""
         for group in self._groups([(live, _PLAIN) for live in lives]):
             members = [live for live, _ in group]
+            self.scheduler.costs.pass_by(len(members))
             for live, row in zip(members, next_rows(self.cache, members), strict=True):
                 live.stats.rounds += 1
                 self._put(live, next_token(live, row), row, "")

@@ -10,7 +10,7 @@ from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import Shape, ValueShape
 from specllama.engine.sequence import Sequence as Live
 from specllama.scheduling.policy import Policy, Stopping
-from specllama.scheduling.scheduler import Bet, Scheduler, kind
+from specllama.scheduling.scheduler import USUAL_TOKENS, Bet, Scheduler, kind
 from specllama.verification.types import Proposal
 
 PROBE_TOKENS = 1
@@ -95,20 +95,26 @@ class _Goal:
         """The drafter that pays best; where none pays, now and then one to try."""
         if not costly:
             return None
-        self._scheduler.settle_size(lambda: max(map(self._rate_of, costly)))
+        scheduler = self._scheduler
+        scheduler.settle_size(lambda: max(map(self._rate_of, costly)))
         rates = [self._rate_of(drafter) for drafter in costly]
         rate = max(rates)
         best = costly[rates.index(rate)]
         which = self._kind(best)
-        self._rate = max(rate, plain := self._scheduler.plain_rate())
-        if rate > plain:
-            if not self._scheduler.affordable(self.live.account, best.name, 1, 1):
+        self._rate = max(rate, plain := scheduler.plain_rate())
+        self.live.account.promised = 1.0 - plain / self._rate
+        if scheduler.is_worth(rate, self._tokens_ahead()):
+            if not scheduler.affordable(self.live.account, best.name, 1, 1):
                 return None
-            self._scheduler.pays(which)
+            scheduler.pays(which)
             return best
-        self._scheduler.pays_not()
-        self._probing = self._scheduler.probe_due(which)
+        self._probing = scheduler.probe_due(which)
         return best if self._probing else None
+
+    def _tokens_ahead(self) -> int:
+        """How much longer the reply may go on, as far as that is worth a thought."""
+        left = self.live.n_left
+        return USUAL_TOKENS if left is None else min(left, USUAL_TOKENS)
 
     def _kind(self, drafter: Drafter) -> str:
         return kind(drafter.name, self.live.request.sampling.temperature)

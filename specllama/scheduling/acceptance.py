@@ -2,7 +2,7 @@
 
 Every estimate is a frequency that forgets: recent trials count more, and where there are few the
 estimate leans on a broader one (a confidence at a depth on that confidence at any depth, that on
-what was kept from earlier sessions, that on the confidence itself).
+what it usually was in this and in earlier sessions, that on the confidence itself).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
 _GROUPS = 3
 _RANK_PRIORS = (0.6, 0.15, 0.06, 0.03)
-_FADED = 0.5
+_FADED = 0.25
+_REPLY_SHARE = 0.15
 _WEIGHT = 0.1
 _USUAL_NODES = 6
 _USUAL_ACCEPTED = 1.5
@@ -33,7 +34,10 @@ class Step:
 
 
 class _Rate:
-    """A frequency that forgets, leaning on a prior: a number, or a broader rate."""
+    """A frequency that forgets, leaning on a prior: what it usually is, or a broader rate.
+
+    The trials of one reply are alike, so that a reply changes the usual only a little.
+    """
 
     __slots__ = ("_hits", "_prior", "trials")
 
@@ -41,6 +45,14 @@ class _Rate:
         self._prior = prior
         self._hits = 0.0
         self.trials = 0.0
+
+    @property
+    def usual(self) -> float:
+        """Over many replies."""
+        if isinstance(self._prior, _Rate):
+            return self.value
+        part = _REPLY_SHARE / (self.trials + _PRIOR_WEIGHT)
+        return self._prior + part * (self._hits - self.trials * self._prior)
 
     @property
     def value(self) -> float:
@@ -52,13 +64,11 @@ class _Rate:
         self.trials = self.trials * _DECAY + 1.0
 
     def fade(self) -> None:
-        """Keep the estimate and trust it less."""
-        value = self.value
+        """Trust the latest trials less, and the usual more."""
+        if not isinstance(self._prior, _Rate):
+            self._prior = self.usual
         self.trials *= _FADED
-        if isinstance(self._prior, _Rate):
-            self._hits *= _FADED
-        else:
-            self._prior, self._hits = value, value * self.trials
+        self._hits *= _FADED
 
 
 class Acceptance:
@@ -89,10 +99,10 @@ class Acceptance:
         """The estimates as plain data, for the next session; shares between 0 and 1."""
         seen = sum(self._looks) or 1.0
         return {
-            "depths": [rate.value for rate in self._depths],
-            "bins": [rate.value for rate in self._bins],
-            "values": [rate.value for rate in self._values],
-            "ranks": [rate.value for rate in self._ranks],
+            "depths": [rate.usual for rate in self._depths],
+            "bins": [rate.usual for rate in self._bins],
+            "values": [rate.usual for rate in self._values],
+            "ranks": [rate.usual for rate in self._ranks],
             "looks": [look / seen for look in self._looks],
         }
 
@@ -159,7 +169,7 @@ class Acceptance:
             self._values[_bin(value)].observe(node in kept)
 
     def fade(self) -> None:
-        """Trust the past less, so that what was refused long ago gets another try."""
+        """Expect what is usual rather than what was seen of late: another text begins."""
         for rates in (self._depths, self._bins, *self._cells, self._values, self._ranks):
             for rate in rates:
                 rate.fade()

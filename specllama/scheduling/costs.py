@@ -16,12 +16,15 @@ _AGREEMENT = 0.25
 _IMPLAUSIBLE = 20.0
 _FIRST_PATIENCE = 16
 _LAST_PATIENCE = 256
+_PATIENT = 16
 _LEAST_PAIRS = 3
 _LEAST_SWITCH = 0.05
 _DRAFT_GUESS = 0.25
 _MATERIAL = 0.1
 _NEWS = 0.03
 _RENEWAL = 32
+_CHANGING = 2
+_CONFIRMED = 2
 
 
 class Typical:
@@ -77,15 +80,16 @@ class Costs:
     is fitted. Sizes never seen are taken to be cheap, so that they get tried, and to be dear
     (`worst_s`) where something is at risk.
 
-    Where graphs are captured and replayed (CUDA), a decode of another size than the one before
-    costs more (`switch_s`); elsewhere that is 0 and both kinds of decodes teach one table.
+    Where graphs are captured and replayed (CUDA), another size than before costs more: its first
+    decode finds no graph that fits, its second captures one. Elsewhere that is 0 and all decodes
+    teach one table.
 
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
             (a busy machine, a longer context), until they are measured themselves.
 
     Attributes:
-        switch_s: what a decode of another size than the one before costs more.
+        first_s, second_s: what the first and the second decode of another size cost more.
         previous: the size of the latest decode, 0 for none like it.
         n_decodes: observed so far.
         version: changes when prices do, by more than a little; until then they may be remembered.
@@ -95,7 +99,10 @@ class Costs:
         self._kept = kept or CostTable()
         self._all: dict[int, Typical] = defaultdict(Typical)
         self._same: dict[int, Typical] = defaultdict(Typical)
-        self._other: dict[int, Typical] = defaultdict(Typical)
+        self._firsts: dict[int, Typical] = defaultdict(Typical)
+        self._seconds: dict[int, Typical] = defaultdict(Typical)
+        self._in_a_row = 0
+        self._has_changed = False
         self._draft: dict[tuple[str, int], dict[int, Typical]] = {}
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._reading = Typical()
@@ -105,7 +112,8 @@ class Costs:
         self._cheap_s = self._dear_s = 0.0
         self._pace = 1.0
         self.version = 0
-        self.switch_s = _switch_s(self._kept.same, self._kept.other)
+        self.first_s = _extra_s(self._kept.same, self._kept.other)
+        self.second_s = _extra_s(self._kept.same, self._kept.second)
         self.previous = 0
         self._renew()
 
@@ -116,21 +124,29 @@ class Costs:
 
         A size's first does not count: it may be a hiccup.
         """
-        same = n_tokens == self.previous
-        self.previous = n_tokens
+        self.pass_by(n_tokens)
+        steady = self._in_a_row > _CHANGING
+        alike = (self._firsts, self._seconds, self._same)[min(self._in_a_row - 1, _CHANGING)]
+        alike[n_tokens].observe(seconds)
         believed = self._all[n_tokens].observe(seconds)
-        alike = (self._same if same else self._other)[n_tokens]
-        alike.observe(seconds)
-        expected = self._kept_s(n_tokens, same)
+        expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
             self._paces.append(seconds / expected)
         self.n_decodes += 1
-        due = alike.count == 2 or self.n_decodes % _RENEWAL == 0
+        due = alike[n_tokens].count == _CONFIRMED or self.n_decodes % _RENEWAL == 0
         if due or self._is_news(n_tokens):
             self._learn_switch()
             self._renew()
         if n_tokens == n_lives:
-            self._check_yardstick(n_lives, seconds, same)
+            self._check_yardstick(n_lives, seconds, steady)
+
+    def pass_by(self, n_tokens: int) -> None:
+        """A decode whose time says nothing that anybody needs."""
+        if n_tokens == self.previous:
+            self._in_a_row += 1
+            return
+        self._in_a_row, self._has_changed = 1, self.previous != 0
+        self.previous = n_tokens
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
@@ -152,28 +168,17 @@ class Costs:
         self._cheap_s, self._dear_s = _beyond(self._steady)
         self.version += 1
 
-    def _kept_s(self, n_tokens: int, same: bool) -> float | None:
+    def _kept_s(self, n_tokens: int) -> float | None:
         """The kept table's own figure."""
-        kept = self._kept
-        first, second = (kept.same, kept.other) if same else (kept.other, kept.same)
-        return first.get(n_tokens, second.get(n_tokens))
+        return self._kept.same.get(n_tokens, self._kept.other.get(n_tokens))
 
     def _learn_switch(self) -> None:
-        """From enough sizes; fewer can only say that it is less than was thought.
+        same = _values(self._same)
+        self.first_s = _corrected(self.first_s, same, _values(self._firsts))
+        self.second_s = _corrected(self.second_s, same, _values(self._seconds))
 
-        A first look may hold what is paid once (kernels loaded), and nobody would try a size again.
-        """
-        same, other = _values(self._same), _values(self._other)
-        sizes = same.keys() & other.keys()
-        if len(sizes) >= _LEAST_PAIRS:
-            self.switch_s = _switch_s(same, other)
-        elif sizes:
-            extra = max(other[n] - same[n] for n in sizes)
-            if extra > _LEAST_SWITCH * same[min(same)]:
-                self.switch_s = min(self.switch_s, extra)
-
-    def _check_yardstick(self, n_lives: int, seconds: float, same: bool) -> None:
-        if self.switch_s and not same:
+    def _check_yardstick(self, n_lives: int, seconds: float, steady: bool) -> None:
+        if self.switch_s and not steady:
             return
         typical = self._all[n_lives].value if self._all[n_lives].count else seconds
         if abs(seconds - typical) <= _AGREEMENT * typical:
@@ -185,7 +190,7 @@ class Costs:
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
         """`n_tokens` of a prompt read by the target, and by drafters along with it."""
         self._reading.observe(seconds / n_tokens)
-        self.previous = 0
+        self.previous = self._in_a_row = 0
 
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int = 1) -> None:
         """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
@@ -197,6 +202,22 @@ class Costs:
                 self.version += 1
 
     # what to expect
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the latest decode still paid for being of another size than those before."""
+        return self._has_changed and self._in_a_row <= _CHANGING and self.switch_s > 0.0
+
+    @property
+    def switch_s(self) -> float:
+        """What going over to another size costs, once and for all."""
+        return self.first_s + self.second_s
+
+    def change_s(self, n_tokens: int) -> float:
+        """What of that a decode of some size would pay now."""
+        if n_tokens != self.previous:
+            return self.first_s
+        return self.second_s if self._in_a_row == 1 else 0.0
 
     def readable(self, seconds: float, least: int) -> int:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""
@@ -222,10 +243,11 @@ class Costs:
         """Whether plain decoding, the yardstick of all drafts, has to be measured again.
 
         Drafting that seems to pay would otherwise never put a wrong yardstick right. It stays due
-        until a measurement agrees with the table.
+        until a measurement agrees with the table. Where changing the size costs, so does measuring.
         """
         yardstick = self._yardsticks[n_lives]
-        return self.n_decodes - yardstick.at > yardstick.patience
+        patience = yardstick.patience * (_PATIENT if self.switch_s else 1)
+        return self.n_decodes - yardstick.at > patience
 
     def steady(self) -> Seconds:
         """Seconds by size, each after a decode of the same size."""
@@ -236,25 +258,17 @@ class Costs:
         if not self.switch_s:
             kept = self._kept.other | self._kept.same
             return {n: s * pace for n, s in kept.items()} | _values(self._all)
-        seen = {n: s - self.switch_s for n, s in _values(self._other).items()}
+        seen = {n: s - self.first_s for n, s in _values(self._firsts).items() if s > self.first_s}
         kept = {n: s * pace for n, s in self._kept.same.items()}
         return seen | kept | _values(self._same)
 
-    def target_s(self, n_tokens: int, after: int | None = None) -> float:
-        """Expected seconds of a target decode of `n_tokens` (some size must be known).
-
-        Args:
-            after: the size of the decode before; None: the same.
-        """
-        steady = _interpolated(self._steady, n_tokens, self._cheap_s)
-        return steady if after in (None, n_tokens) else steady + self.switch_s
+    def target_s(self, n_tokens: int) -> float:
+        """Expected seconds of a target decode of as many tokens as before (some size is known)."""
+        return _interpolated(self._steady, n_tokens, self._cheap_s)
 
     def worst_s(self, n_tokens: int) -> float:
-        """The same with a dear guess for unseen sizes: a batch costs no more than its tokens.
-
-        With the way back to another size.
-        """
-        return _interpolated(self._steady, n_tokens, self._dear_s) + self.switch_s
+        """The same with a dear guess for unseen sizes: a batch costs no more than its tokens."""
+        return _interpolated(self._steady, n_tokens, self._dear_s)
 
     def draft_s(self, name: str, n_looks: int, n_lives: int = 1, *, worst: bool = False) -> float:
         """Expected seconds of looking at so many positions, for all of `n_lives` sequences.
@@ -293,18 +307,19 @@ class Costs:
         """
         kept = self._kept
         level = self.pace if kept.how == "calibrated" else 1.0
-        same, other = self._same, self._other
+        same, other, second = map(_values, (self._same, self._firsts, self._seconds))
         if not self.switch_s:
-            same, other = self._all, {}
+            same, other, second = _values(self._all), {}, {}
         return CostTable(
             how=kept.how,
             date=kept.date,
             load=kept.load,
             same=self._merged(kept.same, same, level),
             other=self._merged(kept.other, other, level),
+            second=self._merged(kept.second, second, level),
             draft=kept.draft
             | {
-                name: self._merged(kept.draft.get(name, {}), table, level)
+                name: self._merged(kept.draft.get(name, {}), _values(table), level)
                 for (name, lives), table in self._draft.items()
                 if lives == 1
             },
@@ -313,10 +328,10 @@ class Costs:
             exact_batch=kept.exact_batch,
         )
 
-    def _merged(self, kept: Seconds, live: dict[int, Typical], level: float) -> Seconds:
+    def _merged(self, kept: Seconds, live: Seconds, level: float) -> Seconds:
         pace = self.pace / level
         merged = {n: seconds * pace for n, seconds in kept.items()}
-        for n, seconds in _values(live).items():
+        for n, seconds in live.items():
             if n not in kept or _differs(seconds / level, merged[n]):
                 merged[n] = seconds / level
         return merged
@@ -325,7 +340,7 @@ class Costs:
     def changed(self) -> bool:
         """Whether the table to keep differs materially from the one that was kept."""
         new, kept = self.table(), self._kept
-        pairs = [(new.same, kept.same), (new.other, kept.other)]
+        pairs = [(new.same, kept.same), (new.other, kept.other), (new.second, kept.second)]
         pairs += [(costs, kept.draft.get(name, {})) for name, costs in new.draft.items()]
         return any(
             n not in old or _differs(seconds, old[n])
@@ -334,7 +349,7 @@ class Costs:
         )
 
 
-def _values(times: dict[int, Typical], least: int = 2) -> Seconds:
+def _values(times: dict[int, Typical], least: int = _CONFIRMED) -> Seconds:
     return {n: typical.value for n, typical in times.items() if typical.count >= least}
 
 
@@ -342,13 +357,25 @@ def _differs(one: float, other: float) -> bool:
     return abs(one - other) > _MATERIAL * other
 
 
-def _switch_s(same: Seconds, other: Seconds) -> float:
-    """What another size than before costs more; 0 where that is not seen at nearly every size."""
+def _extra_s(same: Seconds, other: Seconds) -> float:
+    """What a decode costs more than usual; 0 where that is not seen at nearly every size."""
     extra = sorted(other[n] - same[n] for n in same.keys() & other.keys())
     if len(extra) < _LEAST_PAIRS:
         return 0.0
     least, middle = extra[len(extra) // 4], extra[len(extra) // 2]
     return middle if least > _LEAST_SWITCH * same[min(same)] else 0.0
+
+
+def _corrected(known: float, same: Seconds, other: Seconds) -> float:
+    """The same, learned from enough sizes; fewer can only say that it is less than was thought.
+
+    A first look may hold what is paid once (kernels loaded), and nobody would try a size again.
+    """
+    sizes = same.keys() & other.keys()
+    if len(sizes) >= _LEAST_PAIRS:
+        return _extra_s(same, other)
+    extra = max((other[n] - same[n] for n in sizes), default=known)
+    return min(known, extra) if sizes and extra > _LEAST_SWITCH * same[min(same)] else known
 
 
 def _beyond(seen: Seconds) -> tuple[float, float]:

@@ -93,7 +93,7 @@ def _prospect(scheduler: Scheduler, name: str, temperature: float) -> Prospect:
     for length in range(1, max(_LENGTHS) + 1):
         survival *= acceptance.at_depth(length - 1)
         tokens += survival
-        seconds = scheduler.batch_s(1 + length) + scheduler.draft_s(name, length)
+        seconds = scheduler.steady_s(1 + length) + scheduler.draft_s(name, length)
         speeds[length] = round(tokens * plain / seconds, 3)
     best = scheduler.chain_outlook(name, kind(name, temperature), max(_LENGTHS)).rate * plain
     return Prospect(
@@ -113,7 +113,7 @@ def _batches(costs: Costs) -> str:
     first, *rest = (f"{n} costs {costs.target_s(n) / one:.2f}" for n in known)
     said = ", ".join([f"A batch of {first} single tokens here", *(f"one of {n}" for n in rest)])
     if costs.switch_s:
-        said += f"; another size than the one before costs {1000 * costs.switch_s:.1f} ms more"
+        said += f"; going over to another size costs {1000 * costs.switch_s:.1f} ms"
     return f"{said}. (A single token takes {1000 * one:.1f} ms.)"
 
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from specllama.scheduling.costs import Costs
 
 _CHEAPER = 0.95
 
 
+@dataclass(slots=True)
+class _Prices:
+    """Seconds and sizes by number of tokens, as seen from one place."""
+
+    kept: int
+    before: int
+    batch_s: dict[int, float] = field(default_factory=dict)
+    worst_s: dict[int, float] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+
 class RoundPrices:
     """Seconds of rounds in which all live sequences do the same, until the costs change.
+
+    Where changing the size of decodes costs, one size is *kept*: a decode of another size is
+    charged for going there and for coming back.
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
@@ -24,21 +40,36 @@ class RoundPrices:
         self.costs = Costs()
         self.n_live = 1
         self._max_batch = max_batch
-        self._size = 0
-        self._batch_s: dict[int, float] = {}
-        self._worst_s: dict[int, float] = {}
+        self._seen_from: dict[tuple[int, int], _Prices] = {}
+        self._here = _Prices(1, 0)
         self._draft_s: dict[tuple[str, int], float] = {}
         self._worst_draft_s: dict[tuple[str, int], float] = {}
-        self._sizes: dict[int, int] = {}
         self._priced = self._plain_of = (0, 0)
         self._plain_s = 0.0
+        self._age = 0
 
     def _price(self, n_live: int) -> None:
-        """Prices of rounds of so many sequences, at today's costs."""
+        """Prices of rounds of so many sequences, at today's costs; plain ones are the usual."""
         self.n_live = n_live
         if self._priced != (n_live, self.costs.version):
             self._priced = (n_live, self.costs.version)
             self._forget_prices()
+        self._age = self._age + 1 if self.costs.previous else 0
+        self._keep(self._plain_size)
+
+    def _keep(self, size: int) -> None:
+        """Which size of decodes is kept from now on."""
+        self._here = self._from(size, self.costs.previous)
+
+    def _from(self, kept: int, before: int) -> _Prices:
+        return self._seen_from.setdefault((kept, before), _Prices(kept, before))
+
+    @contextmanager
+    def _settled(self, size: int) -> Iterator[None]:
+        """Prices of a size that has been kept for long."""
+        here, self._here = self._here, self._from(size, size)
+        yield
+        self._here = here
 
     @property
     def _plain_size(self) -> int:
@@ -46,37 +77,61 @@ class RoundPrices:
 
     @property
     def knows_plain(self) -> bool:
-        """Whether a plain round of so many sequences was measured, and not too long ago."""
-        size = self._plain_size
-        return self.costs.known(size) and not self.costs.stale(size)
+        """Whether a plain round of so many sequences was measured, and not too long ago.
+
+        Where changing the size costs, drafting is not given up just to measure it again.
+        """
+        size, before = self._plain_size, self.costs.previous
+        busy = self.costs.switch_s > 0.0 and before not in (0, size)
+        return self.costs.known(size) and (busy or not self.costs.stale(size))
 
     def batch_s(self, n_tokens: int) -> float:
         """Seconds of a round's target decodes if each sequence brings so many tokens."""
-        if n_tokens not in self._batch_s:
-            self._batch_s[n_tokens] = self._in_batches(self.n_live * n_tokens, self._decode_s)
-        return self._batch_s[n_tokens]
+        prices = self._here.batch_s
+        if n_tokens not in prices:
+            prices[n_tokens] = self._in_batches(self.n_live * n_tokens, self._charged_s)
+        return prices[n_tokens]
+
+    def steady_s(self, n_tokens: int) -> float:
+        """The same where every round is of that size."""
+        return self._in_batches(self.n_live * n_tokens, self.costs.target_s)
 
     def worst_s(self, n_tokens: int) -> float:
-        """The same with dear guesses for sizes that were never measured."""
-        if n_tokens not in self._worst_s:
-            self._worst_s[n_tokens] = self._in_batches(
-                self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
+        """The same with dear guesses for unseen sizes, and the way back to plain decoding."""
+        costs, size = self.costs, self.padded(self.n_live * n_tokens)
+        if n_tokens not in self._here.worst_s:
+            self._here.worst_s[n_tokens] = self._in_batches(
+                self.n_live * n_tokens, lambda n: costs.worst_s(self.padded(n))
             )
-        return self._worst_s[n_tokens]
+        seconds = self._here.worst_s[n_tokens]
+        if not costs.switch_s:
+            return seconds
+        back = costs.switch_s if size != self._plain_size else 0.0
+        due = self._due_s + (0.0 if self._age else costs.second_s)
+        return seconds + max(0.0, costs.change_s(size) + back - due)
+
+    @property
+    def _due_s(self) -> float:
+        """What plain decoding would pay in this round for coming from a prompt."""
+        return (self.costs.first_s, self.costs.second_s, 0.0)[min(self._age, 2)]
 
     def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
         full, rest = divmod(n_tokens, self._max_batch)
         seconds = decode_s(rest) if rest else 0.0
         return seconds + (full * decode_s(self._max_batch) if full else 0.0)
 
-    def _decode_s(self, n_tokens: int) -> float:
-        """A decode, padded to the size that is kept where that is cheaper."""
-        return self.costs.target_s(self.padded(n_tokens), after=self._kept_size)
+    def _charged_s(self, n_tokens: int) -> float:
+        return self._at_size_s(self.padded(n_tokens))
 
-    @property
-    def _kept_size(self) -> int:
-        """The size of decodes that is kept from round to round, where changing it costs."""
-        return self._size or self._plain_size
+    def _at_size_s(self, size: int) -> float:
+        """A decode of a size, with the changes of size that it brings beyond those already due.
+
+        After a prompt the first size is free: plain decoding changes to its own as well.
+        """
+        costs, kept, before = self.costs, self._here.kept, self._here.before or self._here.kept
+        there = costs.first_s if size != self._here.before and self._here.before else 0.0
+        back = ((size != kept) - (before != kept)) * costs.switch_s
+        return costs.target_s(size) + there + back
 
     def padded(self, n_tokens: int) -> int:
         """The size to decode so many tokens at: a larger one where that is clearly cheaper.
@@ -84,29 +139,28 @@ class RoundPrices:
         It is where a size is kept for the sake of captured graphs, and where kernels for more
         tokens are faster than those for fewer.
         """
-        if n_tokens not in self._sizes:
-            self._sizes[n_tokens] = self._cheapest(n_tokens, self._kept_size)
-        return self._sizes[n_tokens]
+        sizes = self._here.sizes
+        if n_tokens not in sizes:
+            sizes[n_tokens] = self._cheapest(n_tokens)
+        return sizes[n_tokens]
 
     def fixed_size(self, n_tokens: int) -> int:
         """The size to decode so many tokens at where every round brings as many."""
-        return self._cheapest(n_tokens, n_tokens)
+        with self._settled(n_tokens):
+            return self.padded(n_tokens)
 
-    def _cheapest(self, n_tokens: int, kept: int) -> int:
+    def _cheapest(self, n_tokens: int) -> int:
         costs = self.costs
         if not (costs.switch_s or costs.measured(n_tokens)):
             return n_tokens
         # the size that is kept may never have been measured twice in a row
-        known = costs.steady() | {kept: costs.target_s(kept, kept)}
-        larger = [
-            (seconds + (costs.switch_s if n != kept else 0.0), n)
-            for n, seconds in known.items()
-            if n_tokens < n <= self._max_batch
-        ]
+        sizes = costs.steady().keys() | {self._here.kept}
+        larger = [n for n in sizes if n_tokens < n <= self._max_batch]
         if not larger:
             return n_tokens
-        seconds, best = min(larger)
-        return best if seconds < _CHEAPER * costs.target_s(n_tokens, kept) else n_tokens
+        best = min(larger, key=lambda n: (self._at_size_s(n), n))
+        enough = _CHEAPER * self._at_size_s(n_tokens)
+        return best if self._at_size_s(best) < enough else n_tokens
 
     def draft_s(self, name: str, n_looks: int) -> float:
         """Seconds of so many positions in a row, for each sequence."""
@@ -125,7 +179,7 @@ class RoundPrices:
         now = self.n_live, self.costs.version
         if self._plain_of != now:
             self._plain_of = now
-            self._plain_s = self._in_batches(self.n_live, self.costs.target_s)
+            self._plain_s = self.steady_s(1)
         return self._plain_s
 
     def plain_rate(self) -> float:
@@ -141,8 +195,6 @@ class RoundPrices:
 
     def _forget_prices(self) -> None:
         self._plain_of = (0, 0)
-        self._batch_s.clear()
-        self._worst_s.clear()
+        self._seen_from.clear()
         self._draft_s.clear()
         self._worst_draft_s.clear()
-        self._sizes.clear()

@@ -28,7 +28,8 @@ BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
 _RISKED_SHARE = 0.03
-_USUAL_TOKENS = 128
+_STAKED_SHARE = 0.25
+USUAL_TOKENS = 128
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
@@ -40,11 +41,18 @@ _PLAN_NODES = 24
 _PLAN_DEPTH = 8
 _TREE_WIDTH = 4
 _OUTLOOK_AGE = 32
+_OUTLOOK_CHANGE = 0.05
 _OUTLOOK_TOKENS = 16
 _SIZE_AGE = 256
+_FRESH_AGE = 64
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
 _CLEARLY = 1.02
+_NEARLY = 0.95
 _MATERIAL = 0.1
+
+
+_Question = tuple[str, str, int, int]
+"""Drafter, kind, depth and nodes (0: a chain)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +86,25 @@ class Share:
 
 
 @dataclass(slots=True)
+class _View:
+    """An outlook, what a plain round took then, and how often first tokens were accepted."""
+
+    found: Outlook
+    plain_s: float
+    first: float
+    age: int = 0
+
+
+@dataclass(slots=True)
 class _Patience:
     """When a drafter that does not pay gets another try: ever more seldom."""
 
     idle: int = 0
     wait: int = _FIRST_PROBE
 
-    def is_over(self) -> bool:
+    def is_over(self, may: bool) -> bool:
         self.idle += 1
-        if self.idle < self.wait:
+        if self.idle < self.wait or not may:
             return False
         self.idle, self.wait = 0, min(2 * self.wait, _LAST_PROBE)
         return True
@@ -108,23 +126,22 @@ class Scheduler(RoundPrices):
         self._acceptance: dict[str, Acceptance] = {}
         self._patience: dict[str, _Patience] = {}
         self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
-        self._outlooks: dict[tuple[str, str, int, int], tuple[int, Outlook, float]] = {}
-        self._size_age = 0
+        self._outlooks: dict[_Question, _View] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
-        self._changed = False
-        self._fresh = False
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
         self._price(n_live)
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
-        self._changed = False
-        self._fresh = self.costs.previous == 0
+        if not self._age:
+            for acceptance in self._acceptance.values():
+                acceptance.fade()
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
@@ -171,9 +188,7 @@ class Scheduler(RoundPrices):
 
         def dear(n: int) -> bool:
             draft_s = self._dear_draft_s(name, min(n, depth)) if name else 0.0
-            size = self.padded(self.n_live * (1 + n))
-            there = self.costs.switch_s if self.costs.previous not in (0, size) else 0.0
-            return there + self.worst_s(1 + n) + draft_s > slack
+            return self.worst_s(1 + n) + draft_s > slack
 
         if not dear(nodes):
             return nodes
@@ -193,57 +208,79 @@ class Scheduler(RoundPrices):
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
         limit = min(limit, _OUTLOOK_TOKENS)
-        return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
+        return self._cached((name, which, limit, 0), self._chain)
 
-    def _chain(self, name: str, which: str, limit: int) -> Outlook:
+    def _chain(self, name: str, which: str, limit: int, nodes: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(limit + 1)]
         draft = [self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
 
     def tree_outlook(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
         """What trees of a draft model promise."""
-        return self._cached(
-            (name, which, depth, nodes), lambda: self._tree(name, which, nodes, depth)
-        )
+        return self._cached((name, which, depth, nodes), self._tree)
 
-    def _tree(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
+    def _tree(self, name: str, which: str, depth: int, nodes: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(min(nodes, _PLAN_NODES) + 1)]
         levels = [self.draft_s(name, n) for n in range(min(depth, _PLAN_DEPTH) + 1)]
         return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
 
-    def _cached(self, key: tuple[str, str, int, int], look: Callable[[], Outlook]) -> Outlook:
-        """Looked at anew now and then; in between, it is as fast against plain decoding as then."""
-        now = self.plain_s
-        age, found, then = self._outlooks.get(key, (_OUTLOOK_AGE, None, now))
-        if found is None or age >= _OUTLOOK_AGE:
-            age, found, then = 0, look(), now
-        self._outlooks[key] = age + 1, found, then
-        if now == then:
-            return found
-        return Outlook(found.tokens, found.seconds * now / then, found.drafted)
+    def _cached(self, key: _Question, look: Callable[..., Outlook]) -> Outlook:
+        """Looked at anew now and then, and when the draft proves better or worse.
+
+        In between, it is as fast against plain decoding as it was.
+        """
+        now, first = self.plain_s, self._of_kind(key[1]).at_depth(0)
+        view = self._outlooks.get(key)
+        if view is None or view.age >= _OUTLOOK_AGE or abs(first - view.first) > _OUTLOOK_CHANGE:
+            with self._settled(self._drafting_size):
+                view = self._outlooks[key] = _View(look(*key), now, first)
+        view.age += 1
+        if now == view.plain_s:
+            return view.found
+        found = view.found
+        return Outlook(found.tokens, found.seconds * now / view.plain_s, found.drafted)
+
+    @property
+    def _drafting_size(self) -> int:
+        """The size of decodes to keep while drafting, where changing it costs."""
+        return self._sizes.get(self.n_live, (self._plain_size, 0))[0]
 
     def settle_size(self, best_rate: Callable[[], float]) -> None:
-        """Choose now and then which size of decodes to keep, where changing it costs.
+        """Choose which size of decodes to keep while drafting, where changing it costs.
+
+        It is chosen anew before a reply, when going over to it is free, and seldom within one.
 
         Args:
             best_rate: of drafting, at the size being tried.
         """
-        self._size_age -= 1
-        if not self.costs.switch_s or self._size_age > 0:
+        before, age = self._sizes.get(self.n_live, (0, _SIZE_AGE))
+        self._sizes[self.n_live] = before, age + 1
+        if not self.costs.switch_s or age < (_FRESH_AGE if not self._age else _SIZE_AGE):
             return
-        self._size_age = _SIZE_AGE
 
         def rate(size: int) -> float:
-            self._size = size
-            self._forget_prices()
+            self._sizes[self.n_live] = size, 0
             self._outlooks.clear()
             return best_rate()
 
-        before = self._kept_size
         sizes = [self.n_live * n for n in _SIZES if self.n_live * n <= self._max_batch]
         rates = {size: rate(size) for size in sizes}
-        best = max(rates, key=lambda size: rates[size])
+        enough = _NEARLY * max(rates.values())
+        best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
         rate(best if rates[best] > _CLEARLY * rates.get(before, 0.0) else before)
+
+    def is_worth(self, rate: float, n_tokens: int) -> bool:
+        """Whether so many tokens are made sooner at that rate of drafting than without drafts.
+
+        Args:
+            rate: tokens per second of each sequence, once the size of its decodes is kept.
+        """
+        saved = n_tokens * (self.plain_s - 1.0 / rate)
+        before = self.costs.previous
+        if before == 0:
+            return saved > 0.0
+        there = self.costs.switch_s
+        return saved > (there if before == self._plain_size else -there)
 
     def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
@@ -263,8 +300,12 @@ class Scheduler(RoundPrices):
         return shape
 
     def probe_due(self, which: str) -> bool:
-        """Whether a drafter that does not pay gets another try; what is known of it fades then."""
-        if not self._patience.setdefault(which, _Patience()).is_over():
+        """Whether a drafter that does not pay gets another try; what is known of it fades then.
+
+        Where changing the size of decodes costs, that is at the beginning of a reply.
+        """
+        may = not self._age or not self.costs.switch_s
+        if not self._patience.setdefault(which, _Patience()).is_over(may):
             return False
         self._of_kind(which).fade()
         return True
@@ -273,12 +314,7 @@ class Scheduler(RoundPrices):
         """A drafter pays again: try it soon when it stops to."""
         self._patience.pop(which, None)
         self._paying = True
-
-    def pays_not(self) -> None:
-        """No drafter that costs pays: the size of plain decodes is the one to keep."""
-        if self._size:
-            self._size = 0
-            self._forget_prices()
+        self._keep(self._drafting_size)
 
     # what came of it
 
@@ -286,15 +322,17 @@ class Scheduler(RoundPrices):
         """One target decode, with everything that is done to verify it."""
         costs = self.costs
         if self._expected_s is not None:
-            known = costs.known(n_tokens)
-            expected = costs.target_s(n_tokens, after=costs.previous or None) if known else None
-            self._expected_s = None if expected is None else self._expected_s + expected
-        self._changed = costs.previous not in (0, n_tokens)
+            expected = costs.target_s(n_tokens) + costs.change_s(n_tokens)
+            self._expected_s = self._expected_s + expected if costs.known(n_tokens) else None
         costs.observe_target(n_tokens, seconds, n_lives)
 
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
-        """What a drafter took to look at so many positions of each sequence."""
-        self.costs.observe_draft(name, n_looks, seconds, n_lives)
+        """What a drafter took to look at so many positions of each sequence.
+
+        Behind a prompt its model changes the size of its decodes, too, which says little of later.
+        """
+        if self._age or not self.costs.draft_s(name, n_looks, n_lives):
+            self.costs.observe_draft(name, n_looks, seconds, n_lives)
         self._drafting_s += seconds
 
     def learn(
@@ -332,15 +370,14 @@ class Scheduler(RoundPrices):
             return
         plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)
-        fresh = self.costs.switch_s if self._fresh else 0.0  # as plain decoding behind a prompt
-        extra = min(seconds, self._usual_s(shares)) - plain - fresh
-        if not n_drafted and not self._paying:
-            back = self.costs.switch_s if self._changed else 0.0
-            extra = min(propose_s + back, extra + plain)
+        due = self._due_s
+        extra = min(seconds, self._usual_s(shares)) - plain - due
+        if not (n_drafted or self._paying or self.costs.is_changing):
+            extra = min(propose_s, seconds)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)
-            share.account.book(own + part * max(extra, -plain), share.n_emitted * own)
+            share.account.book(own + part * max(extra, -plain - due), share.n_emitted * own)
 
     def _usual_s(self, shares: Sequence[Share]) -> float:
         """What a round of these may take and be believed."""
@@ -375,26 +412,31 @@ class Account:
 
     Args:
         n_tokens: the most that it will emit, None where nobody said.
+
+    Attributes:
+        promised: the share of its time that drafting is expected to save.
     """
 
     def __init__(self, scheduler: Scheduler, n_tokens: int | None = None) -> None:
         self._scheduler = scheduler
-        self._usual = min(n_tokens or _USUAL_TOKENS, _USUAL_TOKENS)
+        self._usual = min(n_tokens or USUAL_TOKENS, USUAL_TOKENS)
         self._lost = 0.0
         self._plain = 0.0
+        self.promised = 0.0
 
     @property
     def slack_s(self) -> float:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
         A little of the budget is left for decodes that take longer than they usually do; and
-        where tokens are fast, it is no more than `_RISKED_SHARE` of the reply as it is expected.
+        where tokens are fast, it is no more than a share of the reply as it is expected: of what
+        drafting promises to save, `_STAKED_SHARE`.
         """
         one = self._scheduler.plain_s / self._scheduler.n_live
         elapsed = self._plain + one
         budget = BUDGET_SHARE * elapsed + BUDGET_S - _RESERVE_S
-        share = _RISKED_SHARE * max(elapsed, self._usual * one)
-        return min(budget, share) - self._lost
+        share = max(_RISKED_SHARE, _STAKED_SHARE * self.promised)
+        return min(budget, share * max(elapsed, self._usual * one)) - self._lost
 
     @property
     def may_draft(self) -> bool:

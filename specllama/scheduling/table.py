@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from specllama.hub.fingerprint import file_identity
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 256 * 1024
 MOST_FILES = 64
 _MOST_S = 3600.0
@@ -38,8 +38,9 @@ class CostTable:
         how: measured by `specllama calibrate`, or learned from ordinary rounds.
         date: ISO date and time of the latest change.
         load: the machine's load average at that time, None where it has none.
-        same, other: seconds of a target decode of n tokens after one of the same size, and after
-            one of another (they differ where graphs are captured and replayed).
+        same, other, second: seconds of a target decode of n tokens after several of the same
+            size, after one of another size, and after only one of the same (they differ where
+            graphs are captured and replayed).
         draft: by drafter, seconds of n decodes of its model in a row.
         prefill: seconds a prompt token.
         acceptance: by drafter and kind of sampling, see `Acceptance.known`.
@@ -53,6 +54,7 @@ class CostTable:
     load: float | None = None
     same: Seconds = field(default_factory=dict)
     other: Seconds = field(default_factory=dict)
+    second: Seconds = field(default_factory=dict)
     draft: dict[str, Seconds] = field(default_factory=dict)
     prefill: float | None = None
     acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class CostTable:
             "load": self.load,
             "same": _rounded(self.same),
             "other": _rounded(self.other),
+            "second": _rounded(self.second),
             "draft": {name: _rounded(costs) for name, costs in self.draft.items()},
             "prefill": self.prefill,
             "acceptance": self.acceptance,
@@ -91,6 +94,7 @@ class CostTable:
             load=None if load is None else _number(load, 0.0, 1e6),
             same=_seconds(data["same"]),
             other=_seconds(data["other"]),
+            second=_seconds(data["second"]),
             draft={str(name): _seconds(costs) for name, costs in data["draft"].items()},
             prefill=None if prefill is None else _number(prefill, 0.0, _MOST_S),
             acceptance={str(k): _shares(rates) for k, rates in data["acceptance"].items()},
