@@ -76,11 +76,6 @@ class Device:
         return (self.same[below] + slope * (n_tokens - below)) / 1000
 
     @property
-    def switch_s(self) -> float:
-        """Seconds beyond the usual of decodes of another size from now on."""
-        return (self.first + self.second) / 1000
-
-    @property
     def plain_s(self) -> float:
         """Seconds of a round where nobody ever drafts."""
         return self.batch_s(1) + ROUND_S + ROW_S
@@ -121,12 +116,12 @@ _AVX2 = {1: 11.8, 2: 19.9, 3: 29.6, 4: 31.3, 6: 41.4, 8: 54.1, 12: 70.9, 16: 99.
 DEVICES = (
     Device("CPU AVX2, Q4_1 (docs/log.md)", _AVX2, 1.63),
     Device("CPU AVX-512 VNNI, Q4_0", _VNNI, 0.97),
-    Device("H100, 8B", _H100_8B, 0.34, first=1.3, second=4.5),
-    Device("H100, 70B", _H100_70B, 0.34, first=2.9, second=9.0),
+    Device("H100, 8B", _H100_8B, 0.34, first=1.3, second=4.7),
+    Device("H100, 70B", _H100_70B, 0.34, first=3.0, second=15.2),
 )
 """Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md.
 
-What another size costs the 8B target is what isolated drafts cost there beyond their decodes.
+What another size costs was measured call by call (docs/log.md).
 """
 
 
@@ -262,6 +257,7 @@ class Machine:
         self._suffix = SuffixDrafter(lambda token: False)
         self._scheduler = Scheduler()
         self._size = self._run = 0
+        self._behind_prompt = True
         self._scheduler.recall(device.table() if device.calibrated else device.first_look())
 
     def reply(
@@ -293,13 +289,13 @@ class Machine:
                 self._round(live, reply[n_said:])
         finally:
             proposing.time = real
-        plain = len(reply) * self._device.plain_s + self._device.switch_s
+        plain = len(reply) * self._device.plain_s + self._device.first / 1000
         return plain / (self._clock.now - started), live.stats
 
     def _read(self, n_tokens: int) -> None:
-        """A prompt, after which plain decoding changes the size of its decodes as well."""
+        """A prompt, after which plain decoding finds no graph either."""
         self._scheduler.costs.observe_reading(n_tokens, self._device.batch_s(n_tokens))
-        self._size = 0
+        self._behind_prompt = True
 
     def _round(self, live: Live, truth: Sequence[int]) -> None:
         scheduler, clock = self._scheduler, self._clock
@@ -313,10 +309,7 @@ class Machine:
         propose_s = clock.now - started
         proposal = plan.proposal
         size = scheduler.size_for(1 + len(proposal))
-        self._run = self._run + 1 if size == self._size else 1
-        self._size = size
-        extra = {1: self._device.first, 2: self._device.second}.get(self._run, 0.0)
-        seconds = self._device.batch_s(size) + extra / 1000 + ROW_S * (1 + len(proposal))
+        seconds = self._device.batch_s(size) + self._change_s(size) + ROW_S * (1 + len(proposal))
         clock.now += seconds
         accepted = next(
             (n for n, token in enumerate(proposal.tokens) if token != truth[n]), len(proposal)
@@ -327,6 +320,16 @@ class Machine:
         live.ids += truth[: accepted + 1]
         share = Share(live.account, live.stats, plan.bet, len(proposal), accepted + 1)
         scheduler.settle(clock.now - started, propose_s, [share])
+
+
+    def _change_s(self, size: int) -> float:
+        """What a decode costs for its graph: none fits at first, the second captures one."""
+        no_graph = size != self._size or self._behind_prompt
+        self._run = self._run + 1 if size == self._size else 1
+        self._size, self._behind_prompt = size, False
+        first = self._device.first if no_graph else 0.0
+        second = self._device.second if self._run == 2 else 0.0
+        return (first + second) / 1000
 
 
 def requests(told: Sequence[dict[str, Any]], count: int, seed: int) -> Iterator[dict[str, Any]]:

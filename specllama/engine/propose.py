@@ -49,6 +49,8 @@ def propose(
         limits: what each sequence (by key) may draft now.
     """
     able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
+    if not any(limits[live.key].depth for live in lives):
+        scheduler.stay()
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     for drafter in drafters:
         if drafter.free:
@@ -104,10 +106,7 @@ class _Goal:
         self._rate = max(rate, plain := scheduler.plain_rate())
         self.live.account.promised = 1.0 - plain / self._rate
         if scheduler.is_worth(rate, self._tokens_ahead()):
-            if not scheduler.affordable(self.live.account, best.name, 1, 1):
-                return None
-            scheduler.pays(which)
-            return best
+            return best if scheduler.pays(which, best.name, self.live.account) else None
         self._probing = scheduler.probe_due(which)
         return best if self._probing else None
 

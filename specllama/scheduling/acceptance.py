@@ -18,7 +18,7 @@ _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
 _GROUPS = 3
 _RANK_PRIORS = (0.6, 0.15, 0.06, 0.03)
-_FADED = 0.25
+_FADED = 0.1
 _REPLY_SHARE = 0.15
 _WEIGHT = 0.1
 _USUAL_NODES = 6
@@ -130,13 +130,15 @@ class Acceptance:
     def looks(self) -> list[tuple[float, float]]:
         """What a draft's first look is like: (share of the rounds, acceptance of that token).
 
-        Empty before the first look; the shares add up to 1.
+        Empty before the first look; the shares add up to 1. What few looks leave open is a token
+        like any other.
         """
         seen = sum(self._looks)
         if seen <= 0.0:
             return []
-        first = self._cells[0]
-        return [(n / seen, r.value) for n, r in zip(self._looks, first, strict=True) if n > 0.0]
+        first, total = self._cells[0], seen + _PRIOR_WEIGHT
+        shares = [(n / total, r.value) for n, r in zip(self._looks, first, strict=True) if n > 0.0]
+        return [*shares, (_PRIOR_WEIGHT / total, self.at_depth(0))]
 
     def look(self, confidence: float) -> None:
         """The draft's top probability for the first token of a round, tested or not."""
@@ -173,6 +175,7 @@ class Acceptance:
         for rates in (self._depths, self._bins, *self._cells, self._values, self._ranks):
             for rate in rates:
                 rate.fade()
+        self._looks = [look * _FADED for look in self._looks]
 
 
 def _bin(confidence: float) -> int:

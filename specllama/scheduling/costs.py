@@ -81,8 +81,9 @@ class Costs:
     (`worst_s`) where something is at risk.
 
     Where graphs are captured and replayed (CUDA), another size than before costs more: its first
-    decode finds no graph that fits, its second captures one. Elsewhere that is 0 and all decodes
-    teach one table.
+    decode finds no graph that fits, its second captures one. Behind a prompt, the first decode
+    costs as much, but the size before it needs no new capture. Elsewhere both are 0 and all
+    decodes teach one table.
 
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
@@ -90,7 +91,8 @@ class Costs:
 
     Attributes:
         first_s, second_s: what the first and the second decode of another size cost more.
-        previous: the size of the latest decode, 0 for none like it.
+        size: of the latest decode, 0 before any.
+        behind_prompt: whether a prompt was read since then.
         n_decodes: observed so far.
         version: changes when prices do, by more than a little; until then they may be remembered.
     """
@@ -114,7 +116,8 @@ class Costs:
         self.version = 0
         self.first_s = _extra_s(self._kept.same, self._kept.other)
         self.second_s = _extra_s(self._kept.same, self._kept.second)
-        self.previous = 0
+        self.size = 0
+        self.behind_prompt = True
         self._renew()
 
     # what happened
@@ -124,10 +127,11 @@ class Costs:
 
         A size's first does not count: it may be a hiccup.
         """
+        behind_prompt = self.behind_prompt
         self.pass_by(n_tokens)
-        steady = self._in_a_row > _CHANGING
-        alike = (self._firsts, self._seconds, self._same)[min(self._in_a_row - 1, _CHANGING)]
+        alike = self._alike(behind_prompt)
         alike[n_tokens].observe(seconds)
+        steady = alike is self._same
         believed = self._all[n_tokens].observe(seconds)
         expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
@@ -142,11 +146,18 @@ class Costs:
 
     def pass_by(self, n_tokens: int) -> None:
         """A decode whose time says nothing that anybody needs."""
-        if n_tokens == self.previous:
+        self.behind_prompt = False
+        if n_tokens == self.size:
             self._in_a_row += 1
             return
-        self._in_a_row, self._has_changed = 1, self.previous != 0
-        self.previous = n_tokens
+        self._in_a_row, self._has_changed = 1, self.size != 0
+        self.size = n_tokens
+
+    def _alike(self, behind_prompt: bool) -> dict[int, Typical]:
+        """The times of decodes like the latest one."""
+        if behind_prompt or self._in_a_row == 1:
+            return self._firsts
+        return self._seconds if self._in_a_row == _CHANGING else self._same
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
@@ -190,7 +201,7 @@ class Costs:
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
         """`n_tokens` of a prompt read by the target, and by drafters along with it."""
         self._reading.observe(seconds / n_tokens)
-        self.previous = self._in_a_row = 0
+        self.behind_prompt = True
 
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int = 1) -> None:
         """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
@@ -215,9 +226,9 @@ class Costs:
 
     def change_s(self, n_tokens: int) -> float:
         """What of that a decode of some size would pay now."""
-        if n_tokens != self.previous:
-            return self.first_s
-        return self.second_s if self._in_a_row == 1 else 0.0
+        first = self.first_s if self.behind_prompt or n_tokens != self.size else 0.0
+        captures = n_tokens == self.size and self._in_a_row == 1
+        return first + (self.second_s if captures else 0.0)
 
     def readable(self, seconds: float, least: int) -> int:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""

@@ -41,12 +41,13 @@ class RoundPrices:
         self.n_live = 1
         self._max_batch = max_batch
         self._seen_from: dict[tuple[int, int], _Prices] = {}
-        self._here = _Prices(1, 0)
+        self._here = _Prices(1, 1)
         self._draft_s: dict[tuple[str, int], float] = {}
         self._worst_draft_s: dict[tuple[str, int], float] = {}
         self._priced = self._plain_of = (0, 0)
         self._plain_s = 0.0
         self._age = 0
+        self._inherited_s = 0.0
 
     def _price(self, n_live: int) -> None:
         """Prices of rounds of so many sequences, at today's costs; plain ones are the usual."""
@@ -54,12 +55,16 @@ class RoundPrices:
         if self._priced != (n_live, self.costs.version):
             self._priced = (n_live, self.costs.version)
             self._forget_prices()
-        self._age = self._age + 1 if self.costs.previous else 0
+        self._age += 1
+        if self.costs.behind_prompt:
+            self._age = 0
+            changed = self.costs.size not in (0, self._plain_size)
+            self._inherited_s = self.costs.second_s if changed else 0.0
         self._keep(self._plain_size)
 
     def _keep(self, size: int) -> None:
         """Which size of decodes is kept from now on."""
-        self._here = self._from(size, self.costs.previous)
+        self._here = self._from(size, self.costs.size or size)
 
     def _from(self, kept: int, before: int) -> _Prices:
         return self._seen_from.setdefault((kept, before), _Prices(kept, before))
@@ -81,8 +86,8 @@ class RoundPrices:
 
         Where changing the size costs, drafting is not given up just to measure it again.
         """
-        size, before = self._plain_size, self.costs.previous
-        busy = self.costs.switch_s > 0.0 and before not in (0, size)
+        size = self._plain_size
+        busy = self.costs.switch_s > 0.0 and self.costs.size not in (0, size)
         return self.costs.known(size) and (busy or not self.costs.stale(size))
 
     def batch_s(self, n_tokens: int) -> float:
@@ -107,13 +112,13 @@ class RoundPrices:
         if not costs.switch_s:
             return seconds
         back = costs.switch_s if size != self._plain_size else 0.0
-        due = self._due_s + (0.0 if self._age else costs.second_s)
+        due = self._due_s + (0.0 if self._age else self._inherited_s)
         return seconds + max(0.0, costs.change_s(size) + back - due)
 
     @property
     def _due_s(self) -> float:
-        """What plain decoding would pay in this round for coming from a prompt."""
-        return (self.costs.first_s, self.costs.second_s, 0.0)[min(self._age, 2)]
+        """What plain decoding from this prompt on would pay in this round for its size."""
+        return (self.costs.first_s, self._inherited_s, 0.0)[min(self._age, 2)]
 
     def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
         full, rest = divmod(n_tokens, self._max_batch)
@@ -124,12 +129,9 @@ class RoundPrices:
         return self._at_size_s(self.padded(n_tokens))
 
     def _at_size_s(self, size: int) -> float:
-        """A decode of a size, with the changes of size that it brings beyond those already due.
-
-        After a prompt the first size is free: plain decoding changes to its own as well.
-        """
-        costs, kept, before = self.costs, self._here.kept, self._here.before or self._here.kept
-        there = costs.first_s if size != self._here.before and self._here.before else 0.0
+        """A decode of a size, with the changes of size that it brings beyond those already due."""
+        costs, kept, before = self.costs, self._here.kept, self._here.before
+        there = costs.first_s if size != before else 0.0
         back = ((size != kept) - (before != kept)) * costs.switch_s
         return costs.target_s(size) + there + back
 

@@ -27,8 +27,9 @@ from specllama.verification.types import Proposal
 BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
+_SMALL_RESERVE_S = 0.001
 _RISKED_SHARE = 0.03
-_STAKED_SHARE = 0.25
+_STAKED_SHARE = 0.5
 USUAL_TOKENS = 128
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
@@ -46,8 +47,7 @@ _OUTLOOK_TOKENS = 16
 _SIZE_AGE = 256
 _FRESH_AGE = 64
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
-_CLEARLY = 1.02
-_NEARLY = 0.95
+_NEARLY = 0.97
 _MATERIAL = 0.1
 
 
@@ -248,7 +248,7 @@ class Scheduler(RoundPrices):
     def settle_size(self, best_rate: Callable[[], float]) -> None:
         """Choose which size of decodes to keep while drafting, where changing it costs.
 
-        It is chosen anew before a reply, when going over to it is free, and seldom within one.
+        It is chosen anew before a reply, and seldom within one.
 
         Args:
             best_rate: of drafting, at the size being tried.
@@ -267,7 +267,8 @@ class Scheduler(RoundPrices):
         rates = {size: rate(size) for size in sizes}
         enough = _NEARLY * max(rates.values())
         best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
-        rate(best if rates[best] > _CLEARLY * rates.get(before, 0.0) else before)
+        saved = USUAL_TOKENS * (1.0 / rates[before] - 1.0 / rates[best]) if before else math.inf
+        rate(best if saved > self.costs.switch_s else before)
 
     def is_worth(self, rate: float, n_tokens: int) -> bool:
         """Whether so many tokens are made sooner at that rate of drafting than without drafts.
@@ -276,11 +277,10 @@ class Scheduler(RoundPrices):
             rate: tokens per second of each sequence, once the size of its decodes is kept.
         """
         saved = n_tokens * (self.plain_s - 1.0 / rate)
-        before = self.costs.previous
-        if before == 0:
-            return saved > 0.0
         there = self.costs.switch_s
-        return saved > (there if before == self._plain_size else -there)
+        if self.costs.size == self._drafting_size:
+            return saved > -there
+        return saved > (there if self.costs.size else 0.0)
 
     def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
@@ -310,11 +310,25 @@ class Scheduler(RoundPrices):
         self._of_kind(which).fade()
         return True
 
-    def pays(self, which: str) -> None:
-        """A drafter pays again: try it soon when it stops to."""
+    def pays(self, which: str, name: str, account: Account) -> bool:
+        """A drafter pays: keep its size, unless the budget does not bear a first token.
+
+        It is tried soon when it stops to pay.
+        """
         self._patience.pop(which, None)
-        self._paying = True
+        before = self._here.kept
         self._keep(self._drafting_size)
+        if self.affordable(account, name, 1, 1):
+            self._paying = True
+            return True
+        self._keep(before)
+        return False
+
+    def stay(self) -> None:
+        """Nobody can draft in this round, and not for want of gain: keep the size all the same."""
+        if self.costs.switch_s and self.costs.size == self._drafting_size:
+            self._paying = True
+            self._keep(self._drafting_size)
 
     # what came of it
 
@@ -428,13 +442,14 @@ class Account:
     def slack_s(self) -> float:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
-        A little of the budget is left for decodes that take longer than they usually do; and
-        where tokens are fast, it is no more than a share of the reply as it is expected: of what
+        A little of the budget is left for decodes that take longer than they usually do, less
+        where a device of its own takes them; and where tokens are fast, it is no more than a share of the reply as it is expected: of what
         drafting promises to save, `_STAKED_SHARE`.
         """
         one = self._scheduler.plain_s / self._scheduler.n_live
         elapsed = self._plain + one
-        budget = BUDGET_SHARE * elapsed + BUDGET_S - _RESERVE_S
+        reserve = _RESERVE_S if not self._scheduler.costs.switch_s else _SMALL_RESERVE_S
+        budget = BUDGET_SHARE * elapsed + BUDGET_S - reserve
         share = max(_RISKED_SHARE, _STAKED_SHARE * self.promised)
         return min(budget, share * max(elapsed, self._usual * one)) - self._lost
 
