@@ -166,22 +166,35 @@ def wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def take_turns(bench: Bench, size: str, peers: Sequence[Peer], until: float) -> None:
-    """Every arm on every question, in time; the order turns round with each prompt."""
+    """Every arm on every question, in time; the order turns round with each block of questions.
+
+    An arm answers a block in a row, behind a question that does not count: the device's captured
+    graph and what was learned are then as its own use leaves them, not as another arm's did.
+    """
     opened = Open(peers, lambda arm, why: bench.notes.append(f"{size}, {arm}: {why}"))
     try:
-        for peer in peers:
-            if opened.ready(peer):
-                peer.ask(bench.asked.warm_up)
-        for number, question in enumerate(bench.asked.questions):
-            turn = number // len(bench.args.temps)
+        for turn, block in enumerate(_blocks(bench)):
             for peer in peers[::-1] if turn % 2 else peers:
-                if bench.seconds > until:
-                    bench.notes.append(f"{size}: no time left at {question.id}.")
-                    return
-                if opened.ready(peer):
-                    _ask(bench, size, opened, peer, question)
+                if not opened.ready(peer):
+                    continue
+                peer.ask(bench.asked.warm_up)
+                for question in block:
+                    if bench.seconds > until:
+                        bench.notes.append(f"{size}: no time left at {peer.name}, {question.id}.")
+                        return
+                    if opened.ready(peer):
+                        _ask(bench, size, opened, peer, question)
     finally:
         opened.close()
+
+
+def _blocks(bench: Bench) -> list[list[Question]]:
+    """The questions of a temperature in two halves, then those of the next one."""
+    alike = [
+        [asked for asked in bench.asked.questions if asked.temperature == temperature]
+        for temperature in bench.args.temps
+    ]
+    return [half for asked in alike for half in (asked[::2], asked[1::2])]
 
 
 def _ask(bench: Bench, size: str, opened: Open, peer: Peer, question: Question) -> None:
@@ -439,9 +452,9 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     arms = list(dict.fromkeys(line["key"][1] for line in lines))
     by_arm = {arm: rates(lines, arm) for arm in arms}
     table = [
-        "| arm | prompts | tok/s | over plain specllama | over plain llama-server | accepted | "
-        "tokens a round | outside llama.cpp |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| arm | prompts | tok/s | over plain specllama | its worst prompt | "
+        "over plain llama-server | accepted | tokens a round | outside llama.cpp |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for arm in arms:
         told = [line for line in lines if line["key"][1] == arm]
@@ -449,7 +462,9 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
             arm,
             str(len(by_arm[arm])),
             f"{statistics.median(by_arm[arm].values()):.1f}" if by_arm[arm] else "",
-            *(_over(by_arm, arm, plain) for plain in (PLAIN, BASELINE)),
+            _over(by_arm, arm, PLAIN),
+            _worst(by_arm[arm], by_arm.get(PLAIN, {})),
+            _over(by_arm, arm, BASELINE),
             _share(told, "accepted", "drafted"),
             _tokens_a_round(told),
             _outside(told),
@@ -461,6 +476,11 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def _over(by_arm: Mapping[str, Mapping[str, float]], arm: str, plain: str) -> str:
     found = ratio(by_arm[arm], by_arm.get(plain, {})) if arm != plain else None
     return f"{found.value:.2f}x" if found else ""
+
+
+def _worst(speeds: Mapping[str, float], plain: Mapping[str, float]) -> str:
+    ratios = [speed / plain[key] for key, speed in speeds.items() if plain.get(key)]
+    return f"{min(ratios):.2f}x" if ratios and speeds is not plain else ""
 
 
 def _share(told: Sequence[Mapping[str, Any]], part: str, whole: str) -> str:
