@@ -36,10 +36,11 @@ _COLDEST = 1e-30
 class Sampler:
     """The sampling chain of one request; it keeps no state between calls."""
 
-    __slots__ = ("_bias", "_bias_ids", "_params")
+    __slots__ = ("_bias", "_bias_ids", "_log_min_p", "_params")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
+        self._log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
 
@@ -113,22 +114,23 @@ class Sampler:
     def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution:
         """Top-k, top-p, min-p and temperature over a few candidates (ids rising)."""
         params = self._params
-        order = sorted(range(len(ids)), key=values.__getitem__, reverse=True)[: params.top_k]
-        top = values[order[0]]
+        falling = sorted(values, reverse=True)[: params.top_k or None]
+        top, count = falling[0], len(falling)
         if params.min_p > 0.0:
-            bound = float(np.float32(top) + np.float32(math.log(params.min_p)))
-            likely = [place for place in order if values[place] >= bound]
-        else:
-            likely = order
+            bound = float(np.float32(top) + self._log_min_p)
+            count = next((n for n, value in enumerate(falling) if value < bound), count)
         if params.top_p < 1.0:
-            weights = [math.exp(values[place] - top) for place in order]
-            likely = likely[: _count_to(weights, params.top_p * math.fsum(weights))]
+            weights = [math.exp(value - top) for value in falling]
+            count = min(count, _count_to(weights, params.top_p * math.fsum(weights)))
+        kept = _first_largest(values, falling[:count])
         cold = max(params.temperature, _COLDEST)
-        scaled = {place: math.exp((values[place] - top) / cold) for place in sorted(likely)}
-        total = math.fsum(scaled.values())
-        kept = [place for place, weight in scaled.items() if weight > 0.0]
+        scaled = [math.exp((values[place] - top) / cold) for place in kept]
+        total = math.fsum(scaled)
+        if min(scaled) == 0.0:
+            kept = [place for place, weight in zip(kept, scaled, strict=True) if weight > 0.0]
+            scaled = [weight for weight in scaled if weight > 0.0]
         return Distribution.of_few(
-            [ids[place] for place in kept], [scaled[place] / total for place in kept]
+            [ids[place] for place in kept], [weight / total for weight in scaled]
         )
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
@@ -155,6 +157,20 @@ class Sampler:
         rest = values[typical]
         kept = _nucleus(rest, np.float32(rest.max()), params.top_p, params.min_p)
         return typical if kept is None else typical[kept]
+
+
+def _first_largest(values: list[float], chosen: list[float]) -> list[int]:
+    """Positions, rising, of the chosen largest values (falling); ties go to the first."""
+    edge = chosen[-1]
+    n_edge = chosen.count(edge)
+    kept = []
+    for place, value in enumerate(values):
+        if value > edge:
+            kept.append(place)
+        elif value == edge and n_edge:
+            kept.append(place)
+            n_edge -= 1
+    return kept
 
 
 def _count_to(weights: list[float], mass: float) -> int:
