@@ -19,6 +19,7 @@ _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES,
 _GROUPS = 3
 _RANK_PRIORS = (0.6, 0.15, 0.06, 0.03)
 _FADED = 0.1
+_DOUBTED = 0.5
 _REPLY_SHARE = 0.15
 _WEIGHT = 0.1
 _USUAL_NODES = 6
@@ -69,6 +70,15 @@ class _Rate:
             self._prior = self.usual
         self.trials *= _FADED
         self._hits *= _FADED
+
+    def doubt(self) -> None:
+        """Keep the estimate and trust it less."""
+        value = self.value
+        self.trials *= _DOUBTED
+        if isinstance(self._prior, _Rate):
+            self._hits *= _DOUBTED
+        else:
+            self._hits = value * (self.trials + _PRIOR_WEIGHT) - self._prior * _PRIOR_WEIGHT
 
 
 class Acceptance:
@@ -172,10 +182,18 @@ class Acceptance:
 
     def fade(self) -> None:
         """Expect what is usual rather than what was seen of late: another text begins."""
-        for rates in (self._depths, self._bins, *self._cells, self._values, self._ranks):
-            for rate in rates:
-                rate.fade()
+        for rate in self._all_rates():
+            rate.fade()
         self._looks = [look * _FADED for look in self._looks]
+
+    def doubt(self) -> None:
+        """Trust the past less, so that what was refused long ago gets another try."""
+        for rate in self._all_rates():
+            rate.doubt()
+
+    def _all_rates(self) -> list[_Rate]:
+        tables = (self._depths, self._bins, *self._cells, self._values, self._ranks)
+        return [rate for rates in tables for rate in rates]
 
 
 def _bin(confidence: float) -> int:

@@ -300,14 +300,14 @@ class Scheduler(RoundPrices):
         return shape
 
     def probe_due(self, which: str) -> bool:
-        """Whether a drafter that does not pay gets another try; what is known of it fades then.
+        """Whether a drafter that does not pay gets another try; what is known is doubted then.
 
         Where changing the size of decodes costs, that is at the beginning of a reply.
         """
         may = not self._age or not self.costs.switch_s
         if not self._patience.setdefault(which, _Patience()).is_over(may):
             return False
-        self._of_kind(which).fade()
+        self._of_kind(which).doubt()
         return True
 
     def pays(self, which: str, name: str, account: Account) -> bool:
@@ -443,8 +443,9 @@ class Account:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
         A little of the budget is left for decodes that take longer than they usually do, less
-        where a device of its own takes them; and where tokens are fast, it is no more than a share of the reply as it is expected: of what
-        drafting promises to save, `_STAKED_SHARE`.
+        where a device of its own takes them. Where tokens are fast, it is no more than a share of
+        the reply as it is expected: `_RISKED_SHARE`, or `_STAKED_SHARE` of what drafting promises
+        to save.
         """
         one = self._scheduler.plain_s / self._scheduler.n_live
         elapsed = self._plain + one
