@@ -321,7 +321,6 @@ class Machine:
         share = Share(live.account, live.stats, plan.bet, len(proposal), accepted + 1)
         scheduler.settle(clock.now - started, propose_s, [share])
 
-
     def _change_s(self, size: int) -> float:
         """What a decode costs for its graph: none fits at first, the second captures one."""
         no_graph = size != self._size or self._behind_prompt
