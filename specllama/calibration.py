@@ -277,7 +277,7 @@ def first_look(target: Context, draft: Context | None, *, replays: bool) -> Cost
         if replays:
             table.other[size], table.second[size] = first, second
     if draft:
-        table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(2))}
+        table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(4 if replays else 2))}
     return table
 
 

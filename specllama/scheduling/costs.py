@@ -94,7 +94,8 @@ class Costs:
         size: of the latest decode, 0 before any.
         behind_prompt: whether a prompt was read since then.
         n_decodes: observed so far.
-        version: changes when prices do, by more than a little; until then they may be remembered.
+        version, draft_version: change when prices of decodes and of drafting do, by more than a
+            little; until then they may be remembered.
     """
 
     def __init__(self, kept: CostTable | None = None) -> None:
@@ -113,7 +114,7 @@ class Costs:
         self._steady: Seconds = {}
         self._cheap_s = self._dear_s = 0.0
         self._pace = 1.0
-        self.version = 0
+        self.version = self.draft_version = 0
         self.first_s = _extra_s(self._kept.same, self._kept.other)
         self.second_s = _extra_s(self._kept.same, self._kept.second)
         self.size = 0
@@ -210,7 +211,7 @@ class Costs:
             before = table[n_looks].value
             table[n_looks].observe(seconds)
             if self._is_off(table[n_looks].value, before):
-                self.version += 1
+                self.draft_version += 1
 
     # what to expect
 
@@ -292,7 +293,9 @@ class Costs:
         if not table:
             guess = self.target_s(1) * _DRAFT_GUESS if worst and self.steady() else 0.0
             return guess * n_looks * n_lives
-        return share * _in_a_row(table, n_looks)
+        kept = self._kept.draft.get(name, {})
+        alone = min((seconds / n for n, seconds in kept.items()), default=math.inf)
+        return share * _in_a_row(table, n_looks, alone * self.pace)
 
     def _draft_table(self, name: str, n_lives: int) -> tuple[Seconds, float]:
         """The table of that many sequences, else of one that is known, and by what to multiply."""
@@ -421,8 +424,12 @@ def _nearest(sizes: Iterable[int], *, most: bool) -> int:
     return max(sizes, default=0) if most else min(sizes, default=0)
 
 
-def _in_a_row(table: Seconds, n_looks: int) -> float:
-    """Seconds of so many looks one after the other: the first often costs more than later ones."""
+def _in_a_row(table: Seconds, n_looks: int, alone: float) -> float:
+    """Seconds of so many looks one after the other: the first often costs more than later ones.
+
+    Args:
+        alone: seconds of a decode of the draft by itself: what a look further costs at least.
+    """
     if n_looks in table:
         return table[n_looks]
     first, last = min(table), max(table)
@@ -430,5 +437,8 @@ def _in_a_row(table: Seconds, n_looks: int) -> float:
         return table[first] * n_looks / first
     if n_looks < last:
         return _interpolated(table, n_looks, 0.0)
-    each = (table[last] - table[first]) / (last - first) if last > first else table[last] / last
+    if last > first:
+        each = (table[last] - table[first]) / (last - first)
+    else:
+        each = min(table[last] / last, alone)
     return table[last] + max(0.0, each) * (n_looks - last)

@@ -44,7 +44,7 @@ class RoundPrices:
         self._here = _Prices(1, 1)
         self._draft_s: dict[tuple[str, int], float] = {}
         self._worst_draft_s: dict[tuple[str, int], float] = {}
-        self._priced = self._plain_of = (0, 0)
+        self._priced = self._drafts_priced = self._plain_of = (0, 0)
         self._plain_s = 0.0
         self._age = 0
         self._inherited_s = 0.0
@@ -55,6 +55,10 @@ class RoundPrices:
         if self._priced != (n_live, self.costs.version):
             self._priced = (n_live, self.costs.version)
             self._forget_prices()
+        if self._drafts_priced != (drafts := (n_live, self.costs.draft_version)):
+            self._drafts_priced = drafts
+            self._draft_s.clear()
+            self._worst_draft_s.clear()
         self._age += 1
         if self.costs.behind_prompt:
             self._age = 0
