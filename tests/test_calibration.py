@@ -8,14 +8,16 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specllama import SpeculativeDecoder
+from specllama import SpeculativeDecoder, calibration
 from specllama.calibration import Threads
 from specllama.kept_costs import place_of, tables
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
+from specllama.scheduling.costs import Costs
 from specllama.scheduling.table import CostTable
 
 pytestmark = pytest.mark.model
@@ -102,12 +104,59 @@ def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:
         assert shares == sorted(shares)
         table = calibration.finish()
         assert set(range(1, 9)) <= table.same.keys()
-        assert table.same.keys() == table.other.keys()
+        assert table.same.keys() == table.other.keys() == table.second.keys()
         assert set(range(1, 9)) == table.draft["model"].keys()
         assert table.prefill is not None
         assert table.exact_batch is not None
         assert "model, greedy" in table.acceptance
         assert decoder.generate("Once upon a time", GREEDY).tokens == expected
+
+
+class Device:
+    """Decodes that take what a device with captured graphs takes, in `_decode`'s stead."""
+
+    def __init__(self, plain: float = 0.003) -> None:
+        self.plain = plain
+        self.size = self.in_a_row = 0
+        self.asked: list[int] = []
+
+    def decode(self, context: object, n_tokens: int, depth: int, **_: object) -> float:
+        """Another size costs 1.3 ms, its second decode 4.7 ms; a size's very first 1 s."""
+        loaded = n_tokens in self.asked
+        self.asked.append(n_tokens)
+        self.in_a_row = self.in_a_row + 1 if n_tokens == self.size else 1
+        self.size = n_tokens
+        extra = {1: 0.0013, 2: 0.0047}.get(self.in_a_row, 0.0)
+        return self.plain + 0.0001 * n_tokens + extra + (not loaded)
+
+
+def look(monkeypatch: pytest.MonkeyPatch, device: Device, *, replays: bool) -> CostTable:
+    monkeypatch.setattr(calibration, "_decode", device.decode)
+    context: Any = None
+    return calibration.first_look(context, None, replays=replays)
+
+
+def test_the_first_look_sees_what_changing_sizes_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = look(monkeypatch, Device(), replays=True)
+    assert list(table.same) == [1, 2, 3, 4, 5, 8, 16]
+    assert table.same == pytest.approx({n: 0.003 + 0.0001 * n for n in table.same})
+    costs = Costs(table)
+    assert costs.first_s == pytest.approx(0.0013)
+    assert costs.second_s == pytest.approx(0.0047)
+
+
+def test_the_first_look_is_short_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    table = look(monkeypatch, device, replays=False)
+    assert device.asked == [1, 1, 2, 2]
+    assert (list(table.same), table.other, table.second) == ([1, 2], {}, {})
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_the_first_look_gives_up_where_a_token_takes_long(
+    monkeypatch: pytest.MonkeyPatch, replays: bool
+) -> None:
+    assert list(look(monkeypatch, Device(plain=0.6), replays=replays).same) == [1]
 
 
 def test_the_fastest_thread_counts() -> None:

@@ -60,7 +60,11 @@ def test_before_anything_is_known() -> None:
 def test_changing_the_size_is_told() -> None:
     same = {n: 0.003 + 0.0003 * n for n in (1, 2, 4, 8)}
     known = Scheduler()
-    known.recall(CostTable(same=same, other={n: s + 0.0018 for n, s in same.items()}))
+    other, second = ({n: s + extra for n, s in same.items()} for extra in (0.0018, 0.0047))
+    known.recall(CostTable(same=same, other=other, second=second))
     lines = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0).lines
-    assert "another size than the one before costs 1.8 ms more" in lines[0]
+    assert "going over to another size costs 6.5 ms" in lines[0]
     assert "No drafter was asked for, so it decoded plainly." in lines
+    known.recall(CostTable(same=same))
+    lines = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0).lines
+    assert "another size" not in lines[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specllama.scheduling.table import MOST_BYTES, MOST_FILES, CostTable, Place, Tables
+from specllama.scheduling.table import FORMAT, MOST_BYTES, MOST_FILES, CostTable, Place, Tables
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ TABLE = CostTable(
     load=0.5,
     same={1: 0.0118, 4: 0.0313},
     other={1: 0.0119},
+    second={1: 0.0165},
     draft={"model": {1: 0.0017, 4: 0.006}},
     prefill=0.004,
     acceptance={"model": {"depths": [0.7, 0.6]}},
@@ -106,6 +107,7 @@ def _set(*keys: str, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("table", "same", to={"one": 0.1}),
         _set("table", "same", to=[0.1]),
         _set("table", "other", to={"1": True}),
+        _set("table", "second", to={"1": 0.0}),
         _set("table", "draft", to={"model": {"1": "fast"}}),
         _set("table", "prefill", to="x"),
         _set("table", "acceptance", to={"model": {"depths": [1.5]}}),
@@ -116,6 +118,7 @@ def _set(*keys: str, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("identity", to={}),
         lambda data: data.pop("format"),
         lambda data: data["table"].pop("same"),
+        lambda data: data["table"].pop("second"),
     ],
 )
 def test_damage_is_noticed(
@@ -146,18 +149,24 @@ def test_a_huge_file_is_not_read(tables: Tables, model: Path) -> None:
     assert tables.load(place(model))[0] is None
 
 
-def test_another_format_is_told(tables: Tables, model: Path) -> None:
+@pytest.mark.parametrize("other", [1, FORMAT + 1])
+def test_another_format_is_told(tables: Tables, model: Path, other: int) -> None:
     tables.save(place(model), TABLE)
     path = tables.path(place(model))
-    path.write_text(path.read_text().replace('"format":1', '"format":2'))
-    assert "another version" in tables.load(place(model))[1]
+    data = json.loads(path.read_text())
+    assert data["format"] == FORMAT == 2
+    path.write_text(json.dumps(data | {"format": other}))
+    table, warning = tables.load(place(model))
+    assert table is None
+    assert "another version" in warning
 
 
 def test_a_full_table_fits(tables: Tables, model: Path) -> None:
     sizes = dict.fromkeys(range(1, 65), 0.123456789)
     draft = {f"drafter {n}": sizes for n in range(8)}
     acceptance = {f"drafter {n}": {"bins": [0.123456789] * 99} for n in range(24)}
-    table = replace(TABLE, same=sizes, other=sizes, draft=draft, acceptance=acceptance)
+    costs = {"same": sizes, "other": sizes, "second": sizes}
+    table = replace(TABLE, **costs, draft=draft, acceptance=acceptance)
     tables.save(place(model), table)
     assert tables.path(place(model)).stat().st_size < MOST_BYTES
     assert tables.load(place(model))[0] is not None
