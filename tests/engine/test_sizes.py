@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from specllama.engine import engine as engine_module
+from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
+from specllama.scheduling.scheduler import Account
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
+from tests.engine.clock import Clock
 from tests.engine.fake_model import FakeModel, Language, language
 from tests.engine.harness import Script, expected, request, right, run
 
@@ -15,7 +22,7 @@ STAIRS = CostTable(same={1: 0.010, 2: 0.030, 3: 0.031, 4: 0.020, 6: 0.1})
 """Kernels for four tokens are faster than those for two."""
 
 
-def engine(words: Language, n_seq: int, **settings: int) -> Engine:
+def engine(words: Language, n_seq: int, **settings: Any) -> Engine:
     says = right(words)
     drafter = Script(lambda want: Proposal.chain(says(want.ids, 1) if want.limit else []))
     made = Engine(FakeModel(words, n_seq=n_seq, **settings), [drafter])
@@ -54,15 +61,75 @@ def test_never_more_than_the_context_holds() -> None:
     assert outcome.tokens == expected(WORDS, asked, n_ctx=16)[0]
 
 
+GRAPHS = CostTable(
+    same={n: 0.010 + 0.001 * n for n in (1, 2, 3, 4)},
+    other={n: 0.012 + 0.001 * n for n in (1, 2, 3, 4)},
+    second={n: 0.014 + 0.001 * n for n in (1, 2, 3, 4)},
+)
+"""Changing the size costs 2 ms and then 4 ms."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The engine's clock, which only decodes move."""
+    clock = Clock()
+    for module in (engine_module, propose_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def keeping(size: int, **settings: Any) -> Engine:
+    """An engine that keeps a size while it drafts."""
+    made = engine(WORDS, 4, **settings)
+    known = made.scheduler
+    known.recall(GRAPHS)
+    known.begin(1)
+    known.settle_size(lambda: 2.0 if known._drafting_size == size else 1.0)
+    return made
+
+
+def sizes(made: Engine) -> list[int]:
+    """Of all decodes behind the prompt."""
+    backend = made.backend
+    assert isinstance(backend, FakeModel)
+    return backend.batches[1:]
+
+
 def test_a_size_kept_for_other_requests_does_not_fill_up_fixed_lengths() -> None:
-    same = {n: 0.010 + 0.001 * n for n in (1, 2, 3, 4)}
-    other = {n: seconds + 0.1 for n, seconds in same.items()}
-    made = engine(WORDS, 4)
-    made.scheduler.recall(CostTable(same=same, other=other))
-    made.scheduler.settle_size(lambda: float(made.scheduler.padded(2) == 4))
+    made = keeping(4)
+    account = Account(made.scheduler, 128)
+    account.promised = 0.5
+    assert made.scheduler.pays("script, greedy", "script", account)
     assert made.scheduler.padded(2) == 4
     asked = request([1, 2, 3], drafters=("script",), adaptive=False)
     assert run(made, asked).tokens == expected(WORDS, asked)[0]
-    backend = made.backend
-    assert isinstance(backend, FakeModel)
-    assert 2 in backend.batches[1:] and 4 not in backend.batches[1:]
+    assert 2 in sizes(made) and 4 not in sizes(made)
+
+
+def test_the_size_is_kept_to_the_last_token(clock: Clock) -> None:
+    """It cannot be drafted, but at a size of its own it would cost two changes."""
+    made = keeping(4, cost=lambda n: GRAPHS.same.get(n, 0.1), on_decode=clock.advance)
+    asked = request([1, 2, 3], drafters=("script",), adaptive=True, is_end=lambda token: False)
+    outcome = run(made, replace(asked, max_tokens=23))
+    assert outcome.stats.drafted == 11, "one a round, but for the last token"
+    assert outcome.stats.rounds == 12
+    assert sizes(made) == [4] * 12
+    assert 0.3 < outcome.live.account.promised < 1.0
+
+
+def test_a_reply_that_drafts_nothing_is_decoded_at_its_own_size(clock: Clock) -> None:
+    """The size is kept for who drafts."""
+    made = keeping(4, cost=lambda n: GRAPHS.same.get(n, 0.1), on_decode=clock.advance)
+    asked = request([1, 2, 3], drafters=("script",), adaptive=True, draft_max=0)
+    run(made, asked)
+    assert set(sizes(made)) == {1}
+
+
+def test_plain_decoding_is_noticed() -> None:
+    """So that the first draft behind it is known to change the size."""
+    made = keeping(4)
+    run(made, request([1, 2, 3], drafters=()))
+    assert set(sizes(made)) == {1}
+    assert (made.scheduler.costs.size, made.scheduler.costs.behind_prompt) == (1, False)
+    assert made.scheduler.costs.change_s(1) == 0.0
+    assert made.scheduler.costs.n_decodes == 0

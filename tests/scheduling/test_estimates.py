@@ -196,31 +196,125 @@ class TestKeptCosts:
         assert costs.table().same[3] == pytest.approx(0.018)
 
 
-class TestSwitching:
-    """Devices that replay captured graphs: another size than before costs more."""
+FIRST_S, SECOND_S = 0.0013, 0.0047
+"""What the first and the second decode of another size cost more, as on an H100."""
 
-    def machine(self, extra: float) -> Costs:
+
+class TestSwitching:
+    """Devices that replay captured graphs: the first decodes of another size cost more."""
+
+    def machine(self, first: float = FIRST_S, second: float = SECOND_S) -> Costs:
         costs = Costs()
-        for n_tokens in [1, 1, 1, 2, 2, 2, 4, 4, 4] * 3:
-            same = n_tokens == costs.previous
-            costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + (0.0 if same else extra))
+        for n_tokens in (1, 2, 4) * 3:
+            for extra in (first, second, 0.0, 0.0):
+                costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
         return costs
 
     def test_is_found(self) -> None:
-        costs = self.machine(0.0015)
-        assert costs.switch_s == pytest.approx(0.0015)
-        assert costs.target_s(2) == pytest.approx(0.0036)
-        assert costs.target_s(2, after=2) == pytest.approx(0.0036)
-        assert costs.target_s(2, after=1) == pytest.approx(0.0051)
+        costs = self.machine()
+        assert costs.first_s == pytest.approx(FIRST_S)
+        assert costs.second_s == pytest.approx(SECOND_S)
+        assert costs.switch_s == pytest.approx(FIRST_S + SECOND_S)
+        assert costs.target_s(2) == pytest.approx(0.0036), "without what changing costs"
+
+    def test_the_capture_is_learned_from_second_decodes(self) -> None:
+        """Even where the first decode of another size costs nothing."""
+        costs = self.machine(first=0.0)
+        assert costs.first_s == 0.0
+        assert costs.second_s == costs.switch_s == pytest.approx(SECOND_S)
+        assert costs.target_s(4) == pytest.approx(0.0042)
+
+    def test_where_no_second_decode_is_dearer_there_is_no_capture(self) -> None:
+        costs = self.machine(second=0.0)
+        assert (costs.first_s, costs.second_s) == (pytest.approx(FIRST_S), 0.0)
 
     def test_is_none_where_it_is_none(self) -> None:
-        costs = self.machine(0.00002)
+        costs = self.machine(0.00002, 0.00002)
         assert costs.switch_s == 0.0
-        assert costs.target_s(2, after=1) == costs.target_s(2)
+        assert costs.change_s(2) == 0.0
+        costs.observe_target(2, 0.0036)
+        assert costs.change_s(2) == 0.0
+        assert not costs.is_changing
+        assert costs.table().other == costs.table().second == {}
 
     def test_is_kept(self) -> None:
-        table = self.machine(0.0015).table()
-        assert Costs(table).switch_s == pytest.approx(0.0015)
+        table = self.machine().table()
+        assert table.same[2] == pytest.approx(0.0036)
+        assert table.other[2] == pytest.approx(0.0036 + FIRST_S)
+        assert table.second[2] == pytest.approx(0.0036 + SECOND_S)
+        costs = Costs(CostTable.of(table.to_dict()))
+        assert costs.first_s == pytest.approx(FIRST_S, rel=0.01)
+        assert costs.second_s == pytest.approx(SECOND_S, rel=0.01)
+        assert not costs.changed
+
+    def test_a_capture_that_became_dearer_is_news(self) -> None:
+        costs = Costs(self.machine().table())
+        for n_tokens in (1, 2, 4) * 3:
+            for extra in (FIRST_S, 2 * SECOND_S, 0.0, 0.0):
+                costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
+        assert costs.second_s == pytest.approx(2 * SECOND_S)
+        assert costs.changed
+
+    def test_is_due_twice(self) -> None:
+        """The first decode of another size finds no graph, the second captures one."""
+        costs = self.machine()
+        assert (costs.change_s(4), costs.is_changing) == (0.0, False)
+        due = []
+        for _ in range(4):
+            due.append(costs.change_s(2))
+            costs.observe_target(2, 0.0036 + due[-1])
+            assert costs.is_changing == (len(due) < 3)
+        assert due == pytest.approx([FIRST_S, SECOND_S, 0.0, 0.0])
+
+    def test_two_changes_in_a_row_capture_nothing(self) -> None:
+        costs = self.machine()
+        costs.observe_target(2, 0.0036 + FIRST_S)
+        assert costs.change_s(4) == pytest.approx(FIRST_S)
+        costs.observe_target(4, 0.0042 + FIRST_S)
+        assert costs.change_s(2) == pytest.approx(FIRST_S)
+
+    def test_a_decode_nobody_timed_counts_all_the_same(self) -> None:
+        costs = self.machine()
+        costs.pass_by(2)
+        assert (costs.size, costs.change_s(2)) == (2, pytest.approx(SECOND_S))
+        costs.pass_by(2)
+        assert costs.change_s(2) == 0.0
+        assert costs.n_decodes == self.machine().n_decodes, "but its time teaches nothing"
+
+    def test_behind_a_prompt_the_size_before_it_needs_no_capture(self) -> None:
+        costs = self.machine()
+        costs.observe_reading(10, 0.02)
+        assert costs.behind_prompt
+        assert costs.change_s(4) == costs.change_s(2) == pytest.approx(FIRST_S)
+        costs.observe_target(4, 0.0042 + FIRST_S)
+        assert not costs.behind_prompt
+        assert (costs.change_s(4), costs.is_changing) == (0.0, False)
+
+    def test_behind_a_prompt_another_size_needs_one(self) -> None:
+        costs = self.machine()
+        costs.observe_reading(10, 0.02)
+        costs.observe_target(2, 0.0036 + FIRST_S)
+        assert costs.change_s(2) == pytest.approx(SECOND_S)
+        assert costs.is_changing
+
+    def test_the_very_first_size_is_no_change(self) -> None:
+        """Nothing was decoded before it, and plain decoding would capture its graph as well."""
+        costs = Costs(self.machine().table())
+        costs.observe_target(1, 0.0033 + FIRST_S)
+        assert not costs.is_changing
+
+    def test_prompts_between_decodes_of_a_size_teach_nothing_of_captures(self) -> None:
+        costs = self.machine()
+        for n_tokens in (1, 2, 4):
+            for extra in (FIRST_S, SECOND_S, 0.0):
+                costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
+            for _ in range(6):
+                costs.observe_reading(10, 0.02)
+                for extra in (FIRST_S, 0.0, 0.0):
+                    costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
+        assert costs.first_s == pytest.approx(FIRST_S)
+        assert costs.second_s == pytest.approx(SECOND_S)
+        assert costs.target_s(2) == pytest.approx(0.0036)
 
     def test_a_first_look_that_was_too_dear_is_put_right(self) -> None:
         """Plain decoding behind two prompts shows it, so that sizes are tried that say the rest."""
@@ -233,13 +327,22 @@ class TestSwitching:
                 costs.observe_target(1, 0.003 + extra)
         assert costs.switch_s == pytest.approx(0.002)
 
+    def test_measuring_the_yardstick_is_put_off_where_it_costs_a_change(self) -> None:
+        waits = []
+        for costs in (self.machine(), self.machine(0.0, 0.0)):
+            waits.append(0)
+            while not costs.stale():
+                costs.observe_target(4, 0.0042)
+                waits[-1] += 1
+        assert waits[0] >= 10 * waits[1] > 0
+
     def test_a_yardstick_measured_after_another_size_is_none(self) -> None:
-        costs = self.machine(0.0015)
-        for _ in range(20):
+        costs = self.machine()
+        while not costs.stale():
             costs.observe_target(4, 0.0042)
-        assert costs.stale()
-        costs.observe_target(1, 0.0048)
-        assert costs.stale(), "it has paid for the change"
+        for extra in (FIRST_S, SECOND_S):
+            costs.observe_target(1, 0.0033 + extra)
+            assert costs.stale(), "it has paid for the change"
         costs.observe_target(1, 0.0033)
         assert not costs.stale()
 
@@ -288,31 +391,97 @@ class TestAcceptance:
         assert acceptance.at_confidence(0.85, 1) < 0.1
 
     def test_what_is_kept_is_where_the_next_session_starts(self) -> None:
+        """What is usual over many replies, each much like the others."""
         before = Acceptance()
-        for _ in range(100):
-            before.look(0.5)
-            observe(before, 2, 0, 1, [0.5])
+        for _ in range(30):
+            before.fade()
+            for _ in range(40):
+                before.look(0.5)
+                observe(before, 2, 0, 1, [0.5])
         after = Acceptance(before.known())
-        assert after.at_depth(0) == pytest.approx(before.at_depth(0))
+        assert after.at_depth(0) == pytest.approx(before.at_depth(0), abs=0.05)
         assert after.at_confidence(0.5) == pytest.approx(before.at_confidence(0.5), abs=0.05)
-        assert [look for look, _ in after.looks()] == pytest.approx([1.0])
+        assert after.at_depth(0) < 0.05
+        assert [share for share, _ in after.looks()] == pytest.approx([20 / 24, 4 / 24])
+
+    @pytest.mark.parametrize("length", [1, 10, 1000])
+    @pytest.mark.parametrize("accepted", [0, 1])
+    def test_a_reply_changes_what_is_usual_only_a_little(self, length: int, accepted: int) -> None:
+        acceptance = Acceptance()
+        usual = acceptance.known()["depths"][0]
+        for _ in range(length):
+            observe(acceptance, 1, accepted, 1, [0.5])
+        way = (acceptance.known()["depths"][0] - usual) / (accepted - usual)
+        assert 0.02 < way <= 0.15, "of the way to what it was like, however long"
+
+    def test_a_new_reply_is_expected_to_be_as_usual(self) -> None:
+        """Far nearer to what is usual than to the reply before it, and quick to learn."""
+        acceptance = Acceptance()
+        for _ in range(100):
+            observe(acceptance, 1, 0, 1, [0.5])
+        before, unsure = acceptance.at_depth(0), acceptance.at_confidence(0.5)
+        usual = acceptance.known()["depths"][0]
+        acceptance.fade()
+        assert before < 0.1
+        assert 3 * before < acceptance.at_depth(0) < usual
+        assert acceptance.at_confidence(0.5) > 3 * unsure
+        for _ in range(4):
+            observe(acceptance, 1, 1, 1, [])
+        assert acceptance.at_depth(0) > 0.5
+
+    def test_replies_change_what_is_usual_in_the_long_run(self) -> None:
+        acceptance, usual = Acceptance(), [1.0]
+        for _ in range(12):
+            for _ in range(50):
+                observe(acceptance, 1, 0, 1, [])
+            acceptance.fade()
+            usual.append(acceptance.known()["depths"][0])
+        assert usual == sorted(usual, reverse=True)
+        assert usual[-1] < 0.15 < usual[3]
+
+    def test_a_first_look_leaves_most_open(self) -> None:
+        """Four looks' worth of a token like any other: one look says little, many say all."""
+        acceptance = Acceptance()
+        assert acceptance.looks() == []
+        acceptance.look(0.99)
+        sure, open_ = acceptance.looks()
+        assert sure == (pytest.approx(1 / 5), acceptance.at_confidence(0.99))
+        assert open_ == (pytest.approx(4 / 5), acceptance.at_depth(0))
+        for _ in range(300):
+            acceptance.look(0.99)
+        sure, open_ = acceptance.looks()
+        assert sure[0] + open_[0] == pytest.approx(1.0)
+        assert open_[0] == pytest.approx(4 / 54, rel=0.02)
+        acceptance.fade()
+        assert acceptance.looks()[1][0] == pytest.approx(4 / 9, rel=0.02), "another text begins"
 
     def test_priors_of_another_shape_are_ignored(self) -> None:
         assert Acceptance({"bins": [0.1]}).at_confidence(0.99) == Acceptance().at_confidence(0.99)
 
-    def test_fading_keeps_the_estimate_and_opens_it(self) -> None:
-        stubborn, faded = Acceptance(), Acceptance()
-        for acceptance in (stubborn, faded):
+    def test_doubting_keeps_the_estimate_and_opens_it(self) -> None:
+        stubborn, doubted = Acceptance(), Acceptance()
+        for acceptance in (stubborn, doubted):
             for _ in range(100):
                 observe(acceptance, 1, 0, 1, [])
-        before = faded.at_depth(0)
+        before, usual = doubted.at_depth(0), doubted.known()["depths"][0]
         for _ in range(4):
-            faded.fade()
-        assert faded.at_depth(0) == pytest.approx(before)
-        for acceptance in (stubborn, faded):
+            doubted.doubt()
+        assert doubted.at_depth(0) == pytest.approx(before)
+        assert doubted.known()["depths"][0] == pytest.approx(usual), "no reply has ended"
+        for acceptance in (stubborn, doubted):
             for _ in range(4):
                 observe(acceptance, 1, 1, 1, [])
-        assert faded.at_depth(0) > 0.35 > stubborn.at_depth(0)
+        assert doubted.at_depth(0) > 0.35 > stubborn.at_depth(0)
+
+    def test_no_estimate_leaves_its_bounds(self) -> None:
+        acceptance = Acceptance()
+        for accepted, change in zip((0, 1, 0) * 20, ("doubt", "fade", "doubt") * 20, strict=True):
+            for _ in range(30):
+                observe(acceptance, 1, accepted, 1, [0.5])
+            getattr(acceptance, change)()
+            known = acceptance.known()
+            assert all(0.0 <= rate <= 1.0 for rates in known.values() for rate in rates)
+            assert 0.0 <= acceptance.at_depth(0) <= 1.0
 
     def test_forgets(self) -> None:
         acceptance = Acceptance()
@@ -395,6 +564,35 @@ H100 = {
 H100 = {n: ms / 1000 for n, ms in H100.items()}
 
 
+def graphs(
+    same: dict[int, float] = H100,
+    *,
+    first: float = FIRST_S,
+    second: float = SECOND_S,
+    good: int = 0,
+) -> Scheduler:
+    """A device that replays graphs; of each four drafted tokens more, `good` were accepted."""
+    known = Scheduler()
+    other, captured = ({n: s + extra for n, s in same.items()} for extra in (first, second))
+    draft = {"model": {1: 0.0002, 8: 0.0016}}
+    known.recall(CostTable(same=dict(same), other=other, second=captured, draft=draft))
+    known.begin(1)
+    for _ in range(100):
+        observe(known.acceptance("model"), good + 1, good, good + 1, [])
+    return known
+
+
+def trying(known: Scheduler) -> int:
+    """The size that drafting would keep."""
+    return known._drafting_size
+
+
+def pays(known: Scheduler) -> bool:
+    account = Account(known, 128)
+    account.promised = 0.5
+    return known.pays("model, greedy", "model", account)
+
+
 class TestSizes:
     """Which size a batch is decoded at."""
 
@@ -410,28 +608,229 @@ class TestSizes:
         assert known.padded(6) == 6
 
     def test_the_size_is_kept_where_changing_it_costs(self) -> None:
-        other = {n: seconds + 0.0018 for n, seconds in H100.items()}
-        known = Scheduler()
-        known.recall(CostTable(same=H100, other=other, draft={"model": {1: 0.0002, 8: 0.0016}}))
+        known = graphs(good=2)
         assert known.padded(1) == 1, "plain decoding is what is kept at first"
-        for _ in range(100):
-            observe(known.acceptance("model"), 3, 2, 3, [])
         known.settle_size(lambda: chain(known).rate)
-        assert known.padded(1) == known.padded(2) == known.padded(3) == 3
-        assert known.padded(4) == 4
+        assert known.padded(1) == 1, "and until drafting pays"
+        assert pays(known)
+        assert [known.padded(n) for n in range(1, 5)] == [3, 3, 3, 4]
+        known.begin(1)
+        assert known.padded(1) == 1
+
+    @pytest.mark.parametrize(("good", "size"), [(1, 2), (2, 3), (3, 4), (6, 7)])
+    def test_it_holds_as_many_as_are_accepted(self, good: int, size: int) -> None:
+        known = graphs(good=good)
+        known.settle_size(lambda: chain(known).rate)
+        assert pays(known)
+        assert [known.padded(n) for n in range(1, size + 1)] == [size] * size
+
+    def test_the_smaller_of_two_that_are_as_good(self) -> None:
+        """Little is lost when drafting fails."""
+        rates = dict.fromkeys((1, 2, 3), 1.0) | {4: 1.95, 8: 2.0}
+        known = graphs()
+        known.settle_size(lambda: rates.get(trying(known), 1.5))
+        assert pays(known)
+        assert known.padded(1) == 4
+
+    def test_it_changes_between_replies_where_that_pays(self) -> None:
+        """A rate that is as good at a smaller size is not worth going there."""
+        known, settled = graphs(), []
+        for four, eight in ((400.0, 300.0), (384.0, 405.0), (403.0, 405.0), (420.0, 405.0)):
+            self.ask(known, {4: four, 8: eight}, 70)
+            assert trying(known) == (settled or [4])[-1], "not within a reply"
+            known.costs.observe_reading(10, 0.02)
+            known.begin(1)
+            self.ask(known, {4: four, 8: eight})
+            known.observe_batch(1, H100[1])
+            known.begin(1)
+            settled.append(trying(known))
+        assert settled == [4, 8, 8, 4]
+
+    def test_a_long_reply_may_change_it(self) -> None:
+        known = graphs()
+        known.observe_batch(1, H100[1])
+        known.begin(1)
+        self.ask(known, {4: 400.0})
+        self.ask(known, {8: 500.0}, 250)
+        assert trying(known) == 4
+        self.ask(known, {8: 500.0}, 10)
+        assert trying(known) == 8
+
+    @staticmethod
+    def ask(known: Scheduler, rates: dict[int, float], times: int = 1) -> None:
+        for _ in range(times):
+            known.settle_size(lambda: rates.get(trying(known), 1.0))
 
     def test_a_size_is_kept_that_was_never_measured(self) -> None:
-        same = {n: H100[n] for n in (1, 2, 3)}
-        other = {n: seconds + 0.0022 for n, seconds in same.items()}
-        known = Scheduler()
-        known.recall(CostTable(same=same, other=other, draft={"model": {1: 0.0005}}))
-        known.settle_size(lambda: float(known.padded(4) == 4 and known.padded(2) == 4))
+        known = graphs({n: H100[n] for n in (1, 2, 3)}, good=3)
+        known.settle_size(lambda: chain(known).rate)
+        assert pays(known)
         assert [known.padded(n) for n in (1, 2, 3, 4)] == [4, 4, 4, 4]
+
+    def test_each_number_of_sequences_has_its_own(self) -> None:
+        known = graphs(good=3)
+        for n_live in (1, 2):
+            known.begin(n_live)
+            known.settle_size(lambda: chain(known).rate)
+        sizes = []
+        for n_live in (1, 2, 1):
+            known.begin(n_live)
+            assert pays(known)
+            sizes.append(known.padded(n_live))
+        assert sizes == [4, 6, 4]
+
+    def test_a_fixed_length_takes_no_notice(self) -> None:
+        known = graphs(good=3)
+        known.settle_size(lambda: chain(known).rate)
+        assert pays(known)
+        assert [known.fixed_size(n) for n in (1, 2, 3, 4)] == [1, 2, 3, 4]
+        assert known.padded(2) == 4
+
+    def test_the_budget_must_bear_a_first_token(self) -> None:
+        """Else nothing changes: neither the size nor whether plain rounds are filled up."""
+        known = graphs(good=3)
+        known.settle_size(lambda: chain(known).rate)
+        account = Account(known, 128)
+        account.book(1.0, 0.0)
+        assert not known.pays("model, greedy", "model", account)
+        assert [known.padded(n) for n in (1, 2)] == [1, 2]
+        assert known.size_for(1) == 1
+
+    def test_a_round_that_cannot_draft_keeps_the_size(self) -> None:
+        """As a reply's last token does; going back to one token would cost two captures."""
+        known = graphs(good=3)
+        known.settle_size(lambda: chain(known).rate)
+        for _ in range(3):
+            known.begin(1)
+            known.observe_batch(4, H100[4])
+        known.begin(1)
+        assert known.size_for(1) == 1
+        known.stay()
+        assert known.size_for(1) == 4
+        assert known.undrafted_s() == pytest.approx(H100[4])
+
+    @pytest.mark.parametrize("size", [1, 2, 8])
+    def test_it_goes_nowhere_to_keep_it(self, size: int) -> None:
+        known = graphs(good=3)
+        known.settle_size(lambda: chain(known).rate)
+        known.observe_batch(size, H100[size])
+        known.begin(1)
+        known.stay()
+        assert known.size_for(1) == 1
+
+    def test_there_is_no_size_to_keep_where_changing_is_free(self) -> None:
+        known = scheduler(0.01, 0.02, 8)
+        known.begin(1)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        known.stay()
+        assert known.undrafted_s() == known.plain_s
+        assert known.size_for(1) == 1
 
     def test_nothing_is_filled_up_where_changing_is_free(self) -> None:
         known = scheduler(0.01, 0.02, 8)
         known.settle_size(lambda: chain(known).rate)
         assert [known.padded(n) for n in range(1, 10)] == list(range(1, 10))
+
+
+class TestWorth:
+    """Whether drafting is worth changing the size of decodes."""
+
+    def known(self, size: int) -> Scheduler:
+        known = graphs(good=3)
+        known.settle_size(lambda: chain(known).rate)
+        assert trying(known) == 4
+        for _ in range(3 if size else 0):
+            known.observe_batch(size, H100[size])
+            known.begin(1)
+        return known
+
+    def saving(self, known: Scheduler, seconds: float) -> bool:
+        """Drafting that saves so many seconds in 100 tokens."""
+        return known.is_worth(1.0 / (known.plain_s - seconds / 100), 100)
+
+    @pytest.mark.parametrize(
+        ("size", "least"), [(0, 0.0), (1, FIRST_S + SECOND_S), (4, -FIRST_S - SECOND_S)]
+    )
+    def test_more_than_the_change(self, size: int, least: float) -> None:
+        """At the very first a graph is captured anyway; and going back costs as much."""
+        known = self.known(size)
+        assert self.saving(known, least + 0.0001)
+        assert not self.saving(known, least - 0.0001)
+
+    def test_the_longer_the_more(self) -> None:
+        known = self.known(1)
+        rate = 1.0 / (known.plain_s - 0.001)
+        assert [known.is_worth(rate, n) for n in (1, 5, 7, 100)] == [False, False, True, True]
+
+    def test_where_changing_is_free_any_gain_is(self) -> None:
+        known = scheduler(0.01, 0.02, 8)
+        assert known.is_worth(known.plain_rate() * 1.001, 1)
+        assert not known.is_worth(known.plain_rate() * 0.999, 100)
+
+
+class TestReplies:
+    """What changes when a prompt was read: another text begins."""
+
+    def test_acceptance_fades_once(self) -> None:
+        known = scheduler(0.01, 0.02, 8)
+        known.begin(1)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        before = known.acceptance("model").trials
+        known.costs.observe_reading(10, 0.02)
+        known.begin(1)
+        assert known.acceptance("model").trials == pytest.approx(before / 10)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        assert known.acceptance("model").trials == pytest.approx(before / 10)
+
+    def test_a_promise_is_looked_at_anew_when_the_draft_proves_bad(self) -> None:
+        known = scheduler(0.01, 0.011, 8)
+        before = chain(known).rate
+        assert chain(known).rate == before
+        for _ in range(30):
+            observe(known.acceptance("model"), 1, 0, 1, [])
+        assert chain(known).rate < 0.7 * before
+
+    def test_the_first_drafting_behind_a_prompt_says_nothing_of_later(self) -> None:
+        known = scheduler(0.01, 0.02, 8)
+        known.costs.observe_reading(10, 0.02)
+        known.begin(1)
+        for _ in range(9):
+            known.observe_draft("new", 1, 0.005, 1)
+        assert known.costs.draft_s("new", 1) == pytest.approx(0.005), "better than nothing"
+        for _ in range(9):
+            known.observe_draft("new", 1, 0.001, 1)
+        assert known.costs.draft_s("new", 1) == pytest.approx(0.005)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        for _ in range(9):
+            known.observe_draft("new", 1, 0.001, 1)
+        assert known.costs.draft_s("new", 1) == pytest.approx(0.001)
+
+    @pytest.mark.parametrize("changing_costs", [True, False])
+    def test_tries_wait_for_a_reply_where_changing_costs(self, changing_costs: bool) -> None:
+        known = graphs() if changing_costs else scheduler(0.01, 0.02, 0)
+        known.begin(1)
+        known.observe_batch(1, known.plain_s)
+        known.begin(1)
+        due = [known.probe_due("model, greedy") for _ in range(20)]
+        assert any(due) != changing_costs
+        known.costs.observe_reading(10, 0.02)
+        known.begin(1)
+        assert known.probe_due("model, greedy") == changing_costs
+
+    def test_a_try_doubts_what_is_known_but_keeps_it(self) -> None:
+        """Else a draft that is never right would seem to pay after each try, and be tried soon."""
+        known = scheduler(0.01, 0.02, 0)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        acceptance = known.acceptance("model")
+        before, trials = acceptance.at_depth(0), acceptance.trials
+        assert any(known.probe_due("model, greedy") for _ in range(20))
+        assert acceptance.at_depth(0) == pytest.approx(before)
+        assert acceptance.trials == pytest.approx(trials / 2)
 
 
 def share(account: Account, n_drafted: int, n_emitted: int) -> Share:
@@ -507,6 +906,83 @@ class TestAccount:
         known.observe_batch(1, 0.005)
         known.begin(1)
         assert known.affordable(account, "", 1, 1) == 0, "there and back is dear now"
+
+    @pytest.mark.parametrize("before", [1, 4])
+    def test_a_reply_is_credited_what_plain_decoding_pays_for_its_size(self, before: int) -> None:
+        """Behind a prompt the first decode finds no graph; where drafts were before, the second
+        captures one, which keeping their size does not."""
+        known = graphs()
+        for _ in range(3):
+            known.begin(1)
+            known.observe_batch(before, H100[before])
+        known.costs.observe_reading(10, 0.02)
+        account, seconds, gains = Account(known, 128), H100[4], []
+        due = [FIRST_S, SECOND_S if before == 4 else 0.0, 0.0]
+        for extra in (FIRST_S, SECOND_S if before == 1 else 0.0, 0.0):
+            known.begin(1)
+            known.observe_batch(4, seconds + extra)
+            lost = account._lost
+            known.settle(seconds + extra, 0.0, [share(account, 3, 1)])
+            gains.append(lost - account._lost + seconds + extra - H100[1])
+        assert gains == pytest.approx(due)
+
+    def test_plain_rounds_behind_a_prompt_lose_nothing(self) -> None:
+        known = graphs()
+        known.observe_batch(4, H100[4])
+        known.costs.observe_reading(10, 0.02)
+        account = Account(known, 128)
+        for extra in (FIRST_S, SECOND_S, 0.0):
+            known.begin(1)
+            known.observe_batch(1, H100[1] + extra)
+            known.settle(H100[1] + extra, 0.0, [share(account, 0, 1)])
+        assert account._lost == pytest.approx(0.0)
+
+    def test_going_back_is_a_loss(self) -> None:
+        known = graphs()
+        for _ in range(3):
+            known.begin(1)
+            known.observe_batch(4, H100[4])
+        account = Account(known, 128)
+        for extra in (FIRST_S, SECOND_S, 0.0):
+            known.begin(1)
+            known.observe_batch(1, H100[1] + extra)
+            known.settle(H100[1] + extra, 0.0, [share(account, 0, 1)])
+        assert account._lost == pytest.approx(FIRST_S + SECOND_S)
+
+    def test_the_way_back_is_counted_before_going(self) -> None:
+        known = graphs()
+        for _ in range(3):
+            known.begin(1)
+            known.observe_batch(1, H100[1])
+        assert known.worst_s(2) == pytest.approx(H100[2] + FIRST_S + FIRST_S + SECOND_S)
+        assert known.worst_s(1) == pytest.approx(H100[1])
+        known.begin(1)
+        known.observe_batch(2, H100[2] + FIRST_S)
+        known.begin(1)
+        assert known.worst_s(2) == pytest.approx(H100[2] + SECOND_S + FIRST_S + SECOND_S)
+        known.observe_batch(2, H100[2] + SECOND_S)
+        known.begin(1)
+        assert known.worst_s(2) == pytest.approx(H100[2] + FIRST_S + SECOND_S)
+
+    @pytest.mark.parametrize(
+        ("promised", "stake"),
+        [(-1.0, 0.03), (0.0, 0.03), (0.06, 0.03), (0.1, 0.05), (0.2, 0.1)],
+    )
+    def test_the_stake_follows_the_promise(self, promised: float, stake: float) -> None:
+        known = graphs()
+        account = Account(known, 40)
+        account.promised = promised
+        assert account.slack_s == pytest.approx(stake * 40 * H100[1])
+
+    @pytest.mark.parametrize("device", ["graphs", "none"])
+    def test_whatever_is_promised_the_budget_stays(self, device: str) -> None:
+        known = graphs() if device == "graphs" else scheduler(0.01, 0.01, 8)
+        account, left = Account(known, 4096), 0.001 if device == "graphs" else 0.005
+        account.promised = 0.99
+        for n_tokens in range(1, 300):
+            budget = 0.02 * n_tokens * known.plain_s + 0.02
+            assert account.slack_s == pytest.approx(budget - left)
+            account.book(known.plain_s, known.plain_s)
 
     def test_drafts_no_more_than_it_can_lose(self) -> None:
         """At 5 ms a token and 3 % of 40 of them in hand: four refused ones of 1.5 ms are borne."""
