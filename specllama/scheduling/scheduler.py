@@ -47,6 +47,7 @@ _OUTLOOK_TOKENS = 16
 _SIZE_AGE = 256
 _FRESH_AGE = 64
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
+_NEARLY = 0.97
 _MATERIAL = 0.1
 
 
@@ -264,7 +265,8 @@ class Scheduler(RoundPrices):
 
         sizes = [self.n_live * n for n in _SIZES if self.n_live * n <= self._max_batch]
         rates = {size: rate(size) for size in sizes}
-        best = max(rates, key=lambda size: rates[size])
+        enough = _NEARLY * max(rates.values())
+        best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
         saved = USUAL_TOKENS * (1.0 / rates[before] - 1.0 / rates[best]) if before else math.inf
         rate(best if saved > self.costs.switch_s else before)
 

@@ -624,6 +624,14 @@ class TestSizes:
         assert pays(known)
         assert [known.padded(n) for n in range(1, size + 1)] == [size] * size
 
+    def test_the_smaller_of_two_that_are_as_good(self) -> None:
+        """Little is lost when drafting fails."""
+        rates = dict.fromkeys((1, 2, 3), 1.0) | {4: 1.95, 8: 2.0}
+        known = graphs()
+        known.settle_size(lambda: rates.get(trying(known), 1.5))
+        assert pays(known)
+        assert known.padded(1) == 4
+
     def test_it_changes_between_replies_where_that_pays(self) -> None:
         """A rate that is as good at a smaller size is not worth going there."""
         known, settled = graphs(), []
