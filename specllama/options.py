@@ -53,7 +53,9 @@ class ModelOptions:
             each, half as many (and so on) where that does not fit into memory; it is shared.
         n_batch: the most tokens one decode takes (prompt chunks).
         gpu_layers, draft_gpu_layers: layers to offload; -1 is all of them.
-        main_gpu, tensor_split, device, draft_device: where several devices are present.
+        main_gpu: the GPU, counted from 0, that holds both models; None uses all there are.
+        tensor_split: share of each GPU in the target.
+        device, draft_device: the one device of each model ("CUDA1", "Metal", "CPU").
         threads, threads_batch, draft_threads: CPU threads for single, batched and draft decodes.
         cache_type_k, cache_type_v: number formats of the KV cache.
         ngram: an n-gram file (`specllama ngram build`) to draft from.
@@ -67,7 +69,7 @@ class ModelOptions:
     n_batch: int = 512
     gpu_layers: int = -1
     draft_gpu_layers: int = -1
-    main_gpu: int = 0
+    main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
     device: str | None = None
     draft_device: str | None = None
@@ -87,7 +89,8 @@ class ModelOptions:
         _at_least("n_batch", self.n_batch, 1)
         _at_least("gpu_layers", self.gpu_layers, -1)
         _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
-        _at_least("main_gpu", self.main_gpu, 0)
+        if self.main_gpu is not None:
+            _at_least("main_gpu", self.main_gpu, 0)
         for name in ("threads", "threads_batch", "draft_threads"):
             value = getattr(self, name)
             if value is not None:

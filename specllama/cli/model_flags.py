@@ -165,7 +165,7 @@ class ModelFlags:
         "Layers of the draft on the GPU (all).",
         "-ngld", "--draft-gpu-layers", metavar="N|all")] = None
     main_gpu: Annotated[int | None, _machine(
-        "Index of the GPU to use first.", "--main-gpu", metavar="N")] = None
+        "The one GPU to use, counted from 0.", "--main-gpu", metavar="N")] = None
     tensor_split: Annotated[str | None, _machine(
         "Share of each GPU, as 3,1.", "--tensor-split", metavar="A,B,…")] = None
     device: Annotated[str | None, _machine(

@@ -20,6 +20,7 @@ from specllama.machine import cpu_name
 
 _LOG_LINES = 200
 _ERROR_LEVEL = 4
+_GPU_TYPES = (1, 2)  # ggml-backend.h: GPU, IGPU
 _log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
 _kept: list[Any] = []  # a ctypes callback dies with its last reference
 
@@ -117,6 +118,17 @@ def device_handle(name: str) -> int | None:
     return handle
 
 
+def gpus() -> list[str]:
+    """Names of the devices that are GPUs, in llama.cpp's order."""
+    ggml = _ggml()
+    handles = map(ggml.ggml_backend_dev_get, range(ggml.ggml_backend_dev_count()))
+    return [
+        ggml.ggml_backend_dev_name(handle).decode()
+        for handle in handles
+        if ggml.ggml_backend_dev_type(handle) in _GPU_TYPES
+    ]
+
+
 @functools.cache
 def _ggml() -> ctypes.CDLL:
     """ggml's device functions, which llama-cpp-python does not bind.
@@ -131,6 +143,8 @@ def _ggml() -> ctypes.CDLL:
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    library.ggml_backend_dev_type.restype = ctypes.c_int
+    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
     library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
     library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
     for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):

@@ -21,8 +21,9 @@ class Model:
 
     Args:
         gpu_layers: layers to offload; -1 is all.
-        main_gpu: the device that holds the model when it is not split.
-        tensor_split: share of each device; empty leaves it to llama.cpp.
+        main_gpu: load on this GPU alone, counted from 0; None lets llama.cpp use all there are.
+        tensor_split: share of each GPU; empty leaves it to llama.cpp. With `main_gpu`, that one
+            holds what is not split.
         device: load on this device alone ("CUDA1", "Metal", "CPU").
         repack: let llama.cpp repack weights for the CPU; None asks `library.repacking_works`.
         vocab_only: load the vocabulary alone, no weights: it can tokenise and nothing else.
@@ -37,7 +38,7 @@ class Model:
         path: Path,
         *,
         gpu_layers: int = -1,
-        main_gpu: int = 0,
+        main_gpu: int | None = None,
         tensor_split: Sequence[float] = (),
         device: str | None = None,
         repack: bool | None = None,
@@ -60,16 +61,18 @@ class Model:
     def _params(
         self,
         gpu_layers: int,
-        main_gpu: int,
+        main_gpu: int | None,
         tensor_split: Sequence[float],
         device: str | None,
         on_progress: Progress | None,
     ) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
-        params.main_gpu = main_gpu
         if tensor_split:
+            params.main_gpu = main_gpu or 0
             params.tensor_split = self._hold(_tensor_split(self._lib, tensor_split))
+        elif main_gpu is not None and device is None:
+            device = _gpu(main_gpu)
         if device is not None:
             params.devices = self._devices(device)
             params.split_mode = _SPLIT_NONE
@@ -230,6 +233,19 @@ class LlamaVocabulary:
 
 def _optional(token: int) -> int | None:
     return int(token) if token >= 0 else None
+
+
+def _gpu(number: int) -> str:
+    """The name of a GPU, counted from 0.
+
+    Raises:
+        UsageError: there is none of that number.
+    """
+    names = library.gpus()
+    if number >= len(names):
+        seen = ", ".join(names) or "no GPU at all"
+        raise UsageError(f"There is no GPU number {number}.", f"llama.cpp sees: {seen}.")
+    return names[number]
 
 
 def _tensor_split(lib: Any, shares: Sequence[float]) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specllama.errors import ModelNotFound, NotAModel, UsageError
+from specllama.llama import library
 from specllama.llama.model import Model
 from tests.llama.tiny import N_VOCAB, write_mamba
 
@@ -82,6 +83,26 @@ class TestOptions:
     def test_tensor_split_for_too_many_devices(self, path: Path) -> None:
         with pytest.raises(UsageError, match="1000 parts"):
             Model(path, tensor_split=[1.0] * 1000)
+
+    def test_a_gpu_by_number(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is the only device then; elsewhere llama.cpp would spread the model over all."""
+        monkeypatch.setattr(library, "gpus", lambda: ["CUDA0", "CPU"])
+        with Model(path, main_gpu=1) as model:
+            assert model.n_ctx_train == 512
+        with pytest.raises(UsageError, match=r"No device called CUDA0"):
+            Model(path, main_gpu=0)
+
+    def test_a_gpu_that_is_not_there(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(library, "gpus", lambda: ["CUDA0"])
+        with pytest.raises(UsageError, match=r"no GPU number 1.*sees: CUDA0"):
+            Model(path, main_gpu=1)
+        monkeypatch.setattr(library, "gpus", list)
+        with pytest.raises(UsageError, match=r"no GPU number 0.*no GPU at all"):
+            Model(path, main_gpu=0)
+
+    def test_a_split_with_a_main_gpu_is_left_to_llama_cpp(self, path: Path) -> None:
+        with Model(path, main_gpu=0, tensor_split=[1.0]) as model:
+            assert model.n_ctx_train == 512
 
     def test_closing_twice(self, path: Path) -> None:
         model = Model(path)
