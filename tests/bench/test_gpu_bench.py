@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gpu_bench
@@ -92,10 +93,33 @@ def test_the_report(bench: Any) -> None:
     with bench.part("8b: arms"):
         raise PeerError("the card is gone.")
     page = (bench.args.out / "report.md").read_text()
-    assert "| specllama | 1 | 150.0 | 1.50x | 1.25x | 60% | 2.20 | 3.4% |" in page
-    assert "| llama-server, draft-simple 3 | 0 |  |  |  |  | 1.00 |  |" in page
+    assert "| specllama | 1 | 150.0 | 1.50x | 1.50x | 1.25x | 60% | 2.20 | 3.4% |" in page
+    assert "| llama-server, draft-simple 3 | 0 |  |  |  |  |  | 1.00 |  |" in page
     assert "| ms | 3.1 | 3.3 |" in page
     assert "8b: arms failed: the card is gone." in page
+
+
+def test_arms_answer_blocks_in_turns(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block behind a question that does not count; the order turns round."""
+    told: list[str] = []
+    bench.asked = SimpleNamespace(warm_up="")
+    monkeypatch.setattr(gpu_bench, "_ask", lambda _b, _s, _o, peer, asked: told.append(
+        f"{peer.name}{asked}"))  # fmt: skip
+    monkeypatch.setattr(gpu_bench, "_blocks", lambda _bench: [[1, 2], [3]])
+
+    class Arm:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ask(self, _warm_up: object) -> None:
+            told.append(f"{self.name}-")
+
+        def open(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    gpu_bench.take_turns(bench, "8b", [Arm("a"), Arm("b")], until=1e9)
+    assert told == ["a-", "a1", "a2", "b-", "b1", "b2", "b-", "b3", "a-", "a3"]
 
 
 def test_a_widening_that_fails_is_told(bench: Any) -> None:
