@@ -280,7 +280,7 @@ class Machine:
             draft_max=fixed or DRAFT_MAX,
             sampling=SamplingParams(temperature=told["temperature"]),
         )
-        live = Live(request, Account(self._scheduler, len(reply)), list(ids))
+        live = Live(request, self._scheduler.open_account(len(reply)), list(ids))
         started = self._clock.now
         real, proposing.time = proposing.time, self._clock  # type: ignore[assignment]
         try:

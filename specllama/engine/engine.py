@@ -29,7 +29,7 @@ from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.llama.cache import Backend, Progress, TokenCache
 from specllama.results import FinishReason, SpecStats
 from specllama.sampling.chain import logprob, top_logprobs
-from specllama.scheduling.scheduler import Account, Scheduler, Share
+from specllama.scheduling.scheduler import Scheduler, Share
 
 Event = TokenEvent | EndEvent
 Group = list[tuple[Sequence, Plan]]
@@ -116,7 +116,8 @@ class Engine:
         """
         self.check(request.ids)
         key = self._choose_slot(request.ids)
-        live = Sequence(key, request, Account(self.scheduler, request.max_tokens), on_prompt)
+        account = self.scheduler.open_account(request.max_tokens)
+        live = Sequence(key, request, account, on_prompt)
         self._rewind_drafters(key, _common(self._history[key], live.ids))
         self._history[key] = live.ids
         try:

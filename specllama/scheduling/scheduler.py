@@ -139,9 +139,16 @@ class Scheduler(RoundPrices):
         self._price(n_live)
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
-        if not self._age:
-            for acceptance in self._acceptance.values():
-                acceptance.fade()
+
+    def open_account(self, n_tokens: int | None) -> Account:
+        """A reply begins: what is usual counts more now than what was seen of late.
+
+        Args:
+            n_tokens: the most that it will emit, None where nobody said.
+        """
+        for acceptance in self._acceptance.values():
+            acceptance.fade()
+        return Account(self, n_tokens)
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""

@@ -677,7 +677,7 @@ class TestSizes:
             known.begin(n_live)
             assert pays(known)
             sizes.append(known.padded(n_live))
-        assert sizes == [4, 6, 4]
+        assert sizes == [4, 8, 4]
 
     def test_a_fixed_length_takes_no_notice(self) -> None:
         known = graphs(good=3)
@@ -770,19 +770,20 @@ class TestWorth:
 
 
 class TestReplies:
-    """What changes when a prompt was read: another text begins."""
+    """What changes when another text begins."""
 
     def test_acceptance_fades_once(self) -> None:
+        """However many pieces its prompt, or another's, is read in."""
         known = scheduler(0.01, 0.02, 8)
         known.begin(1)
         known.observe_batch(1, 0.01)
-        known.begin(1)
         before = known.acceptance("model").trials
-        known.costs.observe_reading(10, 0.02)
-        known.begin(1)
+        known.open_account(128)
         assert known.acceptance("model").trials == pytest.approx(before / 10)
-        known.observe_batch(1, 0.01)
-        known.begin(1)
+        for _ in range(3):
+            known.costs.observe_reading(10, 0.02)
+            known.begin(1)
+            known.observe_batch(1, 0.01)
         assert known.acceptance("model").trials == pytest.approx(before / 10)
 
     def test_a_promise_is_looked_at_anew_when_the_draft_proves_bad(self) -> None:
