@@ -38,6 +38,7 @@ EXACT = (
     "--device CUDA1 --draft-device CUDA0",
 )
 ASKED = "Name the three laws of robotics."
+LONG_ASKED = "What did the keeper count, and why?"
 LONG = "The lighthouse keeper counted the ships that passed at night and wrote them down. " * 90
 QUESTIONS = (
     "What is a lighthouse?",
@@ -57,45 +58,53 @@ def main() -> None:
     parser.add_argument("--draft", default="smollm2-135m-draft")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    args, _ = parser.parse_known_args()
+    args = parser.parse_args()
     target = args.work / "widened-8b.gguf"
     widen = [sys.executable, str(SCRIPTS / "widen_gguf.py"), str(args.source), str(target)]
     subprocess.run([*widen, "--as", "8b"], check=True)
     models = ["-m", str(target), "-md", args.draft, "-t", "4"]
-    found: dict[str, Any] = {"places": {}, "long prompt": {}, "four at a time": {}}
-    for flags in PLACES:
-        told = generate([*flags.split(), *models, "-c", "1024", "-n", "64", "--temp", "0", ASKED])
-        found["places"][flags or "(none)"] = told
-        print(flags or "(none)", {k: v for k, v in told.items() if k != "text"}, flush=True)
-    long_file = args.work / "long.txt"
-    long_file.write_text(LONG, encoding="utf-8")
-    for sampling in ("--temp 0", "--temp 0.8 --seed 7"):
-        texts = {}
-        for flags in EXACT:
-            more = [
-                *flags.split(),
-                *sampling.split(),
-                *models,
-                "--exact",
-                "-c",
-                "4096",
-                "-n",
-                "160",
-            ]
-            told = generate([*more, "-f", str(long_file), "What did the keeper count, and why?"])
-            texts[flags or "(auto)"] = told
-            print(
-                "long", sampling, flags, {k: v for k, v in told.items() if k != "text"}, flush=True
-            )
-        found["long prompt"][sampling] = same(texts)
-    for flags in EXACT[:3]:
-        found["four at a time"][flags or "(auto)"] = batch(args.work, models, flags)
-    alone = batch(args.work, models, "--drafter none --parallel 1")
-    found["four at a time: as alone"] = {
-        flags: answers == alone for flags, answers in found["four at a time"].items()
+    found = {
+        "places": places(models),
+        "long prompt": long_prompt(args.work, models),
+        "four at a time, as alone": company(args.work, models),
     }
     (args.out / "devices.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    print(found["long prompt"], found["four at a time: as alone"])
+
+
+def places(models: list[str]) -> dict[str, Any]:
+    """Where each way of placing the models puts them."""
+    asked = [*models, "-c", "1024", "-n", "64", "--temp", "0", ASKED]
+    return {flags: told(f"place {flags}", [*flags.split(), *asked]) for flags in PLACES}
+
+
+def long_prompt(work: Path, models: list[str]) -> dict[str, Any]:
+    """Whether exact mode says the same behind a long prompt, whatever is drafted."""
+    file = work / "long.txt"
+    file.write_text(LONG, encoding="utf-8")
+    asked = [*models, "--exact", "-c", "4096", "-n", "160", "-f", str(file), LONG_ASKED]
+    found = {}
+    for sampling in ("--temp 0", "--temp 0.8 --seed 7"):
+        replies = {
+            flags: told(f"long {sampling} {flags}", [*f"{flags} {sampling}".split(), *asked])
+            for flags in EXACT
+        }
+        found[sampling] = same(replies)
+    return found
+
+
+def company(work: Path, models: list[str]) -> dict[str, bool]:
+    """Whether exact mode answers four at a time as it does one after the other."""
+    alone = batch(work, models, "--drafter none --parallel 1")
+    found = {flags: batch(work, models, flags) == alone for flags in EXACT[:3]}
+    print("four at a time, as alone", found)
+    return found
+
+
+def told(label: str, flags: list[str]) -> dict[str, Any]:
+    """One reply, printed but for its text."""
+    reply = generate(flags)
+    print(label, {key: value for key, value in reply.items() if key != "text"}, flush=True)
+    return reply
 
 
 def generate(flags: list[str]) -> dict[str, Any]:
@@ -105,21 +114,21 @@ def generate(flags: list[str]) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
     if done.returncode != 0:
         return {"failed": done.stderr[-400:], "MiB": memory.most}
-    told = json.loads(done.stdout)
+    reply = json.loads(done.stdout)
     return {
-        "text": told["text"],
-        "tok/s": round(told["timings"]["decode_tok_s"], 1),
-        "prompt": told["usage"]["prompt_tokens"],
-        "accepted": told["spec"]["accepted"],
+        "text": reply["text"],
+        "tok/s": round(reply["timings"]["decode_tok_s"], 1),
+        "prompt": reply["usage"]["prompt_tokens"],
+        "accepted": reply["spec"]["accepted"],
         "MiB": memory.most,
-        "warnings": told.get("warnings", []),
+        "warnings": reply.get("warnings", []),
     }
 
 
-def same(told: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def same(replies: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Whether all texts are equal, and how much was drafted in each."""
-    texts = {one.get("text") for one in told.values()}
-    accepted = {flags: one.get("accepted", one.get("failed")) for flags, one in told.items()}
+    texts = {one.get("text") for one in replies.values()}
+    accepted = {flags: one.get("accepted", one.get("failed")) for flags, one in replies.items()}
     return {"same": len(texts) == 1 and None not in texts, "accepted": accepted}
 
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measuring import facts, print_facts, print_json
 
+from specllama.calibration import FIRST_SIZES
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.engine import propose as proposing
@@ -44,7 +45,6 @@ _BY_POSITION = ("reply", "drafted", "confidences")
 TEMPERATURES = (0.0, 0.8, 1.2)
 REPLY = 64
 DRAFT_MAX = 16
-_FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 TOKENS = 128
 ROUND_S, ROW_S, LOOK_S, ASKING_S = 0.0001, 0.00005, 0.0001, 0.00006
 """Seconds of Python: a round, a row of the target's, a drafted token, and asking the drafters."""
@@ -83,7 +83,7 @@ class Device:
     def first_look(self) -> CostTable:
         """As a decoder takes it before its first request."""
         whole = self.table()
-        sizes = _FIRST_SIZES if self.first else (1, 2)
+        sizes = FIRST_SIZES if self.first else (1, 2)
         return CostTable(
             same={n: whole.same[n] for n in sizes},
             other={n: whole.other[n] for n in sizes if self.first},

@@ -23,6 +23,7 @@ from specllama.scheduling.costs import Typical
 from specllama.scheduling.scheduler import Scheduler
 from specllama.scheduling.table import CostTable, Seconds
 
+FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 32, 48, 64)
 _USUAL = 17
 _HOPELESS = 6.0
@@ -35,7 +36,6 @@ _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
 _QUICK_S = 0.5
-_FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 _EXACT_MOST = 16
 _TOKENS = 32
 _CLEARLY = 0.95
@@ -265,7 +265,7 @@ def first_look(target: Context, draft: Context | None, *, replays: bool) -> Cost
         replays: the device may replay captured graphs: look for what another size costs, too.
     """
     table = CostTable()
-    sizes = _FIRST_SIZES if replays else (1, 2)
+    sizes = FIRST_SIZES if replays else (1, 2)
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
         for size in sizes:
             _decode(target, size, 0)

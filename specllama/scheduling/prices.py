@@ -68,7 +68,8 @@ class RoundPrices:
 
     def _keep(self, size: int) -> None:
         """Which size of decodes is kept from now on."""
-        self._here = self._from(size, self.costs.size or size)
+        before = self.costs.size if self.costs.switch_s else size  # else it makes no difference
+        self._here = self._from(size, before or size)
 
     def _from(self, kept: int, before: int) -> _Prices:
         return self._seen_from.setdefault((kept, before), _Prices(kept, before))
@@ -77,8 +78,10 @@ class RoundPrices:
     def _settled(self, size: int) -> Iterator[None]:
         """Prices of a size that has been kept for long."""
         here, self._here = self._here, self._from(size, size)
-        yield
-        self._here = here
+        try:
+            yield
+        finally:
+            self._here = here
 
     @property
     def _plain_size(self) -> int:

@@ -215,23 +215,25 @@ class Scheduler(RoundPrices):
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
         limit = min(limit, _OUTLOOK_TOKENS)
-        return self._cached((name, which, limit, 0), self._chain)
+        return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
 
-    def _chain(self, name: str, which: str, limit: int, nodes: int) -> Outlook:
+    def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(limit + 1)]
         draft = [self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
 
     def tree_outlook(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
         """What trees of a draft model promise."""
-        return self._cached((name, which, depth, nodes), self._tree)
+        return self._cached(
+            (name, which, depth, nodes), lambda: self._tree(name, which, nodes, depth)
+        )
 
-    def _tree(self, name: str, which: str, depth: int, nodes: int) -> Outlook:
+    def _tree(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(min(nodes, _PLAN_NODES) + 1)]
         levels = [self.draft_s(name, n) for n in range(min(depth, _PLAN_DEPTH) + 1)]
         return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
 
-    def _cached(self, key: _Question, look: Callable[..., Outlook]) -> Outlook:
+    def _cached(self, key: _Question, look: Callable[[], Outlook]) -> Outlook:
         """Looked at anew now and then, and when the draft proves better or worse.
 
         In between, it is as fast against plain decoding as it was.
@@ -240,7 +242,7 @@ class Scheduler(RoundPrices):
         view = self._outlooks.get(key)
         if view is None or view.age >= _OUTLOOK_AGE or abs(first - view.first) > _OUTLOOK_CHANGE:
             with self._settled(self._drafting_size):
-                view = self._outlooks[key] = _View(look(*key), now, first)
+                view = self._outlooks[key] = _View(look(), now, first)
         view.age += 1
         if now == view.plain_s:
             return view.found
@@ -285,7 +287,7 @@ class Scheduler(RoundPrices):
         """
         saved = n_tokens * (self.plain_s - 1.0 / rate)
         there = self.costs.switch_s
-        if self.costs.size == self._drafting_size:
+        if self.costs.size == self._drafting_size != self._plain_size:
             return saved > -there
         return saved > (there if self.costs.size else 0.0)
 
@@ -392,9 +394,10 @@ class Scheduler(RoundPrices):
         plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)
         due = self._due_s
-        extra = min(seconds, self._usual_s(shares)) - plain - due
+        believed = min(seconds, self._usual_s(shares))
+        extra = believed - plain - due
         if not (n_drafted or self._paying or self.costs.is_changing):
-            extra = min(propose_s, seconds)
+            extra = min(propose_s, believed)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)

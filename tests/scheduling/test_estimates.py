@@ -763,6 +763,16 @@ class TestWorth:
         rate = 1.0 / (known.plain_s - 0.001)
         assert [known.is_worth(rate, n) for n in (1, 5, 7, 100)] == [False, False, True, True]
 
+    def test_at_the_plain_size_there_is_nothing_to_leave(self) -> None:
+        """Not even where no larger size promised more: slower is slower then."""
+        known = graphs()
+        known.begin(1)
+        known.settle_size(lambda: 1.0)
+        known.observe_batch(1, H100[1])
+        known.begin(1)
+        assert known.costs.size == trying(known) == 1
+        assert not known.is_worth(0.99 * known.plain_rate(), 100)
+
     def test_where_changing_is_free_any_gain_is(self) -> None:
         known = scheduler(0.01, 0.02, 8)
         assert known.is_worth(known.plain_rate() * 1.001, 1)
