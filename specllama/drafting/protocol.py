@@ -92,6 +92,10 @@ class Drafter(ABC):
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """A proposal per want, in order; an empty one where there is nothing to say."""
 
+    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
+        """Whether `propose` may have something to say; asked of free drafters while others rest."""
+        return True
+
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """A new sequence with this prompt, before its first round."""
 

@@ -45,16 +45,25 @@ class SuffixDrafter(Drafter):
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Read a prompt."""
-        automaton = self._automata.setdefault(key, SuffixAutomaton())
+        self._read(key, ids)
+
+    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
+        """Whether a suffix that is long enough was there before."""
+        return self._read(key, ids).match_length >= self._min_match
+
+    def _read(self, key: int, ids: Sequence[int]) -> SuffixAutomaton:
+        automaton = self._automata.get(key)
+        if automaton is None:
+            automaton = self._automata[key] = SuffixAutomaton()
         automaton.extend(ids[len(automaton) :])
+        return automaton
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Read each sequence's new tokens, then look its end up in the rest."""
         return [self._propose(want) for want in wants]
 
     def _propose(self, want: Want) -> Proposal:
-        automaton = self._automata.setdefault(want.key, SuffixAutomaton())
-        automaton.extend(want.ids[len(automaton) :])
+        automaton = self._read(want.key, want.ids)
         if automaton.match_length < self._min_match:
             return Proposal()
         length = min(want.limit, int(self._factor * automaton.match_length))

@@ -62,6 +62,10 @@ class TextDrafter(Drafter):
         self._starts[key] = len(ids)
         self._alignments.pop(key, None)
 
+    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
+        """Whether a text was predicted."""
+        return key in self._alignments
+
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Follow each reply to its end, then draft what the text says next."""
         return [self._propose(want) for want in wants]

@@ -310,6 +310,9 @@ class Engine:
         """Propose, verify and emit, in as many decodes as it takes."""
         if not any(live.request.drafters for live in lives):
             return self._plain_round(lives)
+        if self.scheduler.rests(len(lives)) and not any(map(self._is_prompted, lives)):
+            self._plain_round(lives)
+            return self.scheduler.rested([live.account for live in lives])
         self.scheduler.begin(len(lives))
         started = time.perf_counter()
         plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
@@ -329,6 +332,12 @@ class Engine:
                 self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
             ]
         self.scheduler.settle(seconds, propose_s, shares)
+
+    def _is_prompted(self, live: Sequence) -> bool:
+        """Whether a drafter that costs nothing has a proposal."""
+        wanted, key, ids = live.request.drafters, live.key, live.ids
+        free = [drafter for drafter in self.drafters if drafter.free and drafter.name in wanted]
+        return any(drafter.has_idea(key, ids) for drafter in free)
 
     def _plain_round(self, lives: Ids[Sequence]) -> None:
         """The same where nobody drafts: there is nothing to choose, to book or to learn."""

@@ -57,6 +57,7 @@ class Sequence:
         self.keeps_laws = request.rule.uses_law and not greedy
         self.draft_chance = GreedyDrafts(request.seed) if greedy else self.chance
         self.draft_best = self._draft_best if greedy and request.constraint is None else None
+        self._penalises = request.sampling.penalises
         self._draft_sampler = Sampler(_ranked(request.sampling)) if greedy else self.sampler
         self._states = (
             None if request.constraint is None else States(request.constraint, self.n_prompt)
@@ -125,9 +126,9 @@ class Sequence:
 
     def _window(self, path: Ids[int]) -> Ids[int]:
         """The latest ids that the penalties look at; nothing is copied where they are off."""
-        params = self.request.sampling
-        if not params.penalises:
+        if not self._penalises:
             return ()
+        params = self.request.sampling
         if params.repeat_last_n < 0:
             return [*self.ids, *path]
         return [*self.ids[-params.repeat_last_n :], *path]

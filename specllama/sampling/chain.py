@@ -10,6 +10,8 @@ Nothing here sorts a vocabulary: a step that needs "the largest" takes block max
 """
 
 import math
+import struct
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -31,18 +33,22 @@ _PIECE = 1 << 14
 _ASKED = (64, 512)
 # The least temperature above 0 that float32 can divide by: greedy but for exact ties.
 _COLDEST = 1e-30
+_FLOAT32 = struct.Struct("f")
 
 
 class Sampler:
     """The sampling chain of one request; it keeps no state between calls."""
 
-    __slots__ = ("_bias", "_bias_ids", "_log_min_p", "_params")
+    __slots__ = ("_adjusts", "_bias", "_bias_ids", "_few", "_log_min_p", "_params")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
-        self._log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
+        self._log_min_p = _as_float32(math.log(params.min_p)) if params.min_p > 0.0 else -math.inf
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self._adjusts = params.penalises or len(self._bias_ids) > 0
+        few = params.temperature > 0.0 and params.typical_p >= 1.0 and params.top_k <= FEW
+        self._few = params.top_k if few else 0
 
     def distribution(
         self, logits: Row, history: Sequence[int], constraint: Constraint | None = None
@@ -57,7 +63,7 @@ class Sampler:
         Raises:
             EngineError: the row holds NaN or infinity, or every token is forbidden.
         """
-        row = self._adjusted(logits, history)
+        row = self._adjusted(logits, history) if self._adjusts else logits
         if constraint is None:
             return self._law(None, row)
         _check_finite(float(row.max()))
@@ -75,7 +81,7 @@ class Sampler:
         Raises:
             EngineError: the row holds NaN or infinity.
         """
-        row = self._adjusted(logits, history)
+        row = self._adjusted(logits, history) if self._adjusts else logits
         token = int(row.argmax())
         top = row[token]
         _check_finite(float(top))
@@ -88,15 +94,15 @@ class Sampler:
     def _law(self, ids: IntArray | None, values: Row) -> Distribution:
         """The law over some tokens (ids rising; None: all) and their adjusted logits."""
         params = self._params
+        if 0 < self._few < len(values):
+            found = _about_largest(values, self._few)
+            kept_ids = found if ids is None else ids[found]
+            return self._law_of_few(kept_ids.tolist(), values[found].tolist())
         if params.temperature == 0.0:
             best = int(values.argmax())
             _check_finite(float(values[best]))
             return Distribution.point(best if ids is None else int(ids[best]))
         if 0 < params.top_k < len(values):
-            if params.top_k <= FEW and params.typical_p >= 1.0:
-                found = _about_largest(values, params.top_k)
-                kept_ids = found if ids is None else ids[found]
-                return self._law_of_few(kept_ids.tolist(), values[found].tolist())
             found = largest(values, params.top_k)
             ids, values = found if ids is None else ids[found], values[found]
         elif ids is None:
@@ -114,33 +120,31 @@ class Sampler:
     def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution:
         """Top-k, top-p, min-p and temperature over a few candidates (ids rising)."""
         params = self._params
-        falling = sorted(values, reverse=True)[: params.top_k or None]
-        top, count = falling[0], len(falling)
+        rising = sorted(values)[-params.top_k :]
+        top, first = rising[-1], 0
         if params.min_p > 0.0:
-            bound = float(np.float32(top) + self._log_min_p)
-            count = next((n for n, value in enumerate(falling) if value < bound), count)
+            first = bisect_left(rising, _as_float32(top + self._log_min_p))
         if params.top_p < 1.0:
-            weights = [math.exp(value - top) for value in falling]
-            count = min(count, _count_to(weights, params.top_p * math.fsum(weights)))
-        kept = _first_largest(values, falling[:count])
+            weights = [math.exp(value - top) for value in rising]
+            weights.reverse()
+            first = max(first, len(rising) - _count_to(weights, params.top_p * math.fsum(weights)))
+        kept = _largest_of_few(values, rising, first)
         cold = max(params.temperature, _COLDEST)
         scaled = [math.exp((values[place] - top) / cold) for place in kept]
-        total = math.fsum(scaled)
         if min(scaled) == 0.0:
             kept = [place for place, weight in zip(kept, scaled, strict=True) if weight > 0.0]
             scaled = [weight for weight in scaled if weight > 0.0]
+        total = math.fsum(scaled)
         return Distribution.of_few(
             [ids[place] for place in kept], [weight / total for weight in scaled]
         )
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
-        """The row after bias and penalties; the row itself when neither applies.
+        """A copy of the row after bias and penalties.
 
         Ids outside the row are passed over: a draft's row may be padded to another length.
         """
         params = self._params
-        if not len(self._bias_ids) and not params.penalises:
-            return logits
         row = logits.copy()
         inside = self._bias_ids < len(row)
         row[self._bias_ids[inside]] += self._bias[inside]
@@ -159,18 +163,25 @@ class Sampler:
         return typical if kept is None else typical[kept]
 
 
-def _first_largest(values: list[float], chosen: list[float]) -> list[int]:
-    """Positions, rising, of the chosen largest values (falling); ties go to the first."""
-    edge = chosen[-1]
-    n_edge = chosen.count(edge)
-    kept = []
-    for place, value in enumerate(values):
-        if value > edge:
-            kept.append(place)
-        elif value == edge and n_edge:
-            kept.append(place)
-            n_edge -= 1
+def _largest_of_few(values: list[float], rising: list[float], first: int) -> list[int]:
+    """Positions, rising, of the values behind the `first` smallest; ties go to the lowest.
+
+    Args:
+        rising: the largest of the values, in order.
+    """
+    edge = rising[first]
+    kept = [place for place, value in enumerate(values) if value >= edge]
+    surplus = len(kept) - (len(rising) - first)
+    if surplus:
+        ties = [place for place in kept if values[place] == edge][-surplus:]
+        kept = [place for place in kept if place not in ties]
     return kept
+
+
+def _as_float32(number: float) -> float:
+    """Rounded as float32 arithmetic would, without the time of a numpy scalar."""
+    rounded: float = _FLOAT32.unpack(_FLOAT32.pack(number))[0]
+    return rounded
 
 
 def _count_to(weights: list[float], mass: float) -> int:

@@ -36,6 +36,8 @@ _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
 _LAST_PROBE = 512
+_REST = 15
+_SETTLED_IN = 16
 _FIRST_TREE = (2, 2, 1)
 _PLAN_AGE = 64
 _PLAN_NODES = 24
@@ -102,8 +104,8 @@ class _Patience:
     idle: int = 0
     wait: int = _FIRST_PROBE
 
-    def is_over(self, may: bool) -> bool:
-        self.idle += 1
+    def is_over(self, rounds: int, may: bool) -> bool:
+        self.idle += rounds
         if self.idle < self.wait or not may:
             return False
         self.idle, self.wait = 0, min(2 * self.wait, _LAST_PROBE)
@@ -133,12 +135,28 @@ class Scheduler(RoundPrices):
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
+        self._rest = self._rested = 0
+        self._may_rest = False
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
         self._price(n_live)
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
+        self._may_rest = self.knows_plain and self.costs.n_decodes >= _SETTLED_IN
+
+    def rests(self, n_live: int) -> bool:
+        """Whether nothing paid a few rounds ago: what costs need not be weighed in this one."""
+        return self._rest > 0 and n_live == self.n_live and not self.costs.behind_prompt
+
+    def rested(self, accounts: Sequence[Account]) -> None:
+        """So many sequences decoded plainly without being asked."""
+        self._rest -= 1
+        self._rested += 1
+        self._age += 1
+        own = self.plain_s / len(accounts)
+        for account in accounts:
+            account.book(own, own)
 
     def open_account(self, n_tokens: int | None) -> Account:
         """A reply begins: what is usual counts more now than what was seen of late.
@@ -314,7 +332,7 @@ class Scheduler(RoundPrices):
         Where changing the size of decodes costs, that is at the beginning of a reply.
         """
         may = not self._age or not self.costs.switch_s
-        if not self._patience.setdefault(which, _Patience()).is_over(may):
+        if not self._patience.setdefault(which, _Patience()).is_over(1 + self._rested, may):
             return False
         self._of_kind(which).doubt()
         return True
@@ -389,6 +407,7 @@ class Scheduler(RoundPrices):
         """
         self._compare(seconds, shares)
         self._overhead.observe(propose_s - self._drafting_s)
+        self._settle_in(shares)
         if not self.costs.known(self._plain_size):
             return
         plain = self.plain_s
@@ -402,6 +421,12 @@ class Scheduler(RoundPrices):
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)
             share.account.book(own + part * max(extra, -plain - due), share.n_emitted * own)
+
+    def _settle_in(self, shares: Sequence[Share]) -> None:
+        """Where nobody drafted for want of gain, the next rounds will hardly be different."""
+        busy = self._paying or self._drafting_s or self.costs.is_changing
+        calm = self._may_rest and not busy and not any(share.n_drafted for share in shares)
+        self._rest, self._rested = (_REST if calm else 0), 0
 
     def _usual_s(self, shares: Sequence[Share]) -> float:
         """What a round of these may take and be believed."""
