@@ -85,6 +85,18 @@ class Follower:
                 found.append(want)
         return found
 
+    def resumes(self, want: Want, tokens: Sequence[int]) -> bool:
+        """Whether drafting can go on behind tokens of which all but the last were read."""
+        cache, start = self.cache, len(want.ids)
+        if not cache.ends_with(want.key, start, tokens[:-1]) or not self.has_room(want.limit):
+            return False
+        self._agreed[want.key] = start
+        return start + want.limit <= self.backend.n_ctx
+
+    def has_room(self, n_tokens: int) -> bool:
+        """Whether so many more tokens fit beside all that is held."""
+        return self.cache.n_cells + n_tokens <= self.backend.n_ctx
+
     def read(self, wants: Sequence[Want]) -> list[tuple[Want, NDArray[np.float32]]]:
         """Read every sequence to its end, in one batch; the draft's logits after each.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +76,14 @@ class Drafter(ABC):
         free: proposing costs next to nothing, so it may be asked before its use is decided.
         trees: it proposes trees of its own size; `go_on` does not steer it.
         learns: wants `observe` after every round.
+        runs_ahead: can draft while the target is at work (`go_ahead`).
     """
 
     name: str
     free: bool = True
     trees: bool = False
     learns: bool = False
+    runs_ahead: bool = False
 
     @property
     def backend(self) -> Backend | None:
@@ -95,6 +97,22 @@ class Drafter(ABC):
     def has_idea(self, key: int, ids: Sequence[int]) -> bool:
         """Whether `propose` may have something to say; asked of free drafters while others rest."""
         return True
+
+    def ready(self, key: int, ids: Sequence[int]) -> int:
+        """How many tokens the next proposal would begin with that were drafted ahead."""
+        return 0
+
+    def go_ahead(self, proposals: Mapping[int, Sequence[int]], count: int) -> int:
+        """Draft behind proposals while the target verifies them, for the case that all is accepted.
+
+        Args:
+            proposals: by sequence, the tokens in a row that are being verified.
+            count: the most tokens behind each.
+
+        Returns:
+            How many positions were looked at, one after the other.
+        """
+        return 0
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """A new sequence with this prompt, before its first round."""

@@ -13,7 +13,7 @@ ids again when there is room.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 from itertools import starmap
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.protocol import Drafter
-from specllama.engine.propose import Limits, Plan, propose
+from specllama.engine.propose import Limits, Plan, draft_on, propose
 from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.engine.round import Verified, next_rows, next_token, verify
 from specllama.engine.sequence import Sequence
@@ -395,7 +395,15 @@ class Engine:
             self._spare,
             size=size,
             linear=self.linear,
+            meanwhile=self._ahead(group, size),
         )
+
+    def _ahead(self, group: Group, size: int) -> Callable[[], None] | None:
+        """What to do while the target verifies, where it works on its own: draft on."""
+        if not self.backend.answers_later:
+            return None
+        n_tokens = max(size, sum(starmap(self._n_tokens, group)))
+        return lambda: draft_on(group, n_tokens, self.drafters, self.scheduler)
 
     def _emit(self, verified: Verified, plan: Plan) -> Share:
         """Append a round's tokens up to the end of the reply; cut the cache to match."""

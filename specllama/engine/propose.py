@@ -63,6 +63,32 @@ def propose(
     return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
 
 
+def draft_on(
+    group: Sequence[tuple[Live, Plan]],
+    n_tokens: int,
+    drafters: Sequence[Drafter],
+    scheduler: Scheduler,
+) -> None:
+    """Draft behind proposals that are being verified, as much as fits into that time.
+
+    Args:
+        n_tokens: of the decode that verifies them.
+    """
+    for drafter in drafters:
+        if not drafter.runs_ahead:
+            continue
+        proposals = {
+            live.key: plan.proposal.tokens
+            for live, plan in group
+            if plan.proposal.source in ("", drafter.name)
+        }
+        longest = 1 + max(live.request.draft_max for live, _ in group)
+        count = min(longest, scheduler.fitting(drafter.name, n_tokens, len(group)))
+        started = time.perf_counter()
+        n_looks = drafter.go_ahead(proposals, count) if count else 0
+        scheduler.observe_ahead(drafter.name, n_looks, time.perf_counter() - started)
+
+
 def _may_draft(live: Live) -> bool:
     if not live.request.drafters:
         return False
@@ -133,8 +159,9 @@ class _Goal:
         """When this drafter stops."""
         request, scheduler = self.live.request, self._scheduler
         acceptance = scheduler.acceptance(drafter.name, request.sampling.temperature)
+        ready = drafter.ready(self.live.key, self.live.ids)
         if not request.adaptive:
-            return Policy(acceptance, request.draft_p_min)
+            return Policy(acceptance, request.draft_p_min, ready)
         least = PROBE_TOKENS if self._probing and not drafter.free else 0
         return Stopping(
             scheduler,
@@ -142,6 +169,7 @@ class _Goal:
             acceptance,
             rate=self._rate,
             p_min=request.draft_p_min,
+            ready=ready,
             most=self._limits.depth,
             least=least,
         )
@@ -222,6 +250,9 @@ def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None
     draft_s: float | None = 0.0
     if not drafter.free:
         looks = max(_looks(p, q) for (_, p, _), q in zip(asked, proposals, strict=True))
+        ready = min(policy.ready for _, policy, _ in asked)
+        scheduler.observe_ready(drafter.name, min(ready, looks), looks)
+        looks = max(0, looks - ready)
         draft_s = scheduler.drafting_s(drafter.name, looks, len(asked))
         scheduler.observe_draft(drafter.name, looks, seconds, len(asked))
     for (goal, policy, _), proposal in zip(asked, proposals, strict=True):

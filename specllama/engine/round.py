@@ -20,6 +20,9 @@ from specllama.sampling.distribution import Distribution
 from specllama.scheduling.acceptance import Step
 from specllama.verification.types import ROOT, Proposal, Rows, Verdict
 
+Meanwhile = Callable[[], None] | None
+"""See `Backend.decode`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -67,6 +70,7 @@ def verify(
     *,
     size: int = 0,
     linear: bool,
+    meanwhile: Meanwhile = None,
 ) -> tuple[list[Verified], int]:
     """Check every sequence's proposal in one target batch; the caches keep what was accepted.
 
@@ -75,12 +79,13 @@ def verify(
         size: fill the batch up to so many tokens, where there is room: devices that replay captured
             graphs are faster at a size they have just had.
         linear: keep only cells that lie in line, as plain decoding would have laid them.
+        meanwhile: done while the target is at work.
 
     Returns:
         What was found out per sequence, and the tokens of the batch.
     """
     if not size and not any(map(len, proposals)):
-        return _drawn(cache, lives, proposals)
+        return _drawn(cache, lives, proposals, meanwhile)
     layouts = _layouts(lives, proposals, spare)
     batch = _Batch()
     for live, proposal, layout in zip(lives, proposals, layouts, strict=True):
@@ -93,7 +98,7 @@ def verify(
     filler = unused[-1] if unused and size > len(batch.tokens) and _fits(cache, size) else None
     if filler is not None:
         batch.fill_up(size, filler)
-    rows = cache.backend.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
+    rows = batch.decode(cache, meanwhile)
     found = []
     for live, proposal, first in zip(lives, proposals, batch.first_rows, strict=True):
         verdict = live.request.rule.verify(
@@ -107,7 +112,9 @@ def verify(
     return found, len(batch.tokens)
 
 
-def next_rows(cache: TokenCache, lives: Sequence[Live]) -> NDArray[np.float32]:
+def next_rows(
+    cache: TokenCache, lives: Sequence[Live], meanwhile: Meanwhile = None
+) -> NDArray[np.float32]:
     """The target's logits after each sequence's last token: a round where nobody drafts.
 
     It is `verify` without proposals, whose machinery costs as much as all the rest then.
@@ -118,18 +125,21 @@ def next_rows(cache: TokenCache, lives: Sequence[Live]) -> NDArray[np.float32]:
     batch = _Batch()
     for live in lives:
         batch.add_pending(live.ids, cache.length(live.key), (live.key,))
-    rows = cache.backend.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
+    rows = batch.decode(cache, meanwhile)
     for live in lives:
         cache.record(live.key, live.ids[cache.length(live.key) :])
     return rows
 
 
 def _drawn(
-    cache: TokenCache, lives: Sequence[Live], proposals: Sequence[Proposal]
+    cache: TokenCache,
+    lives: Sequence[Live],
+    proposals: Sequence[Proposal],
+    meanwhile: Meanwhile,
 ) -> tuple[list[Verified], int]:
     """`verify` where there happens to be nothing to verify."""
     n_tokens = sum(len(live.ids) - cache.length(live.key) for live in lives)
-    rows = next_rows(cache, lives)
+    rows = next_rows(cache, lives, meanwhile)
     found = []
     for index, (live, proposal) in enumerate(zip(lives, proposals, strict=True)):
         verdict = Verdict((), next_token(live, rows[index]), 0)
@@ -190,6 +200,12 @@ class _Batch:
         self.positions += range(held, len(ids))
         self.sequences += [sequences] * len(pending)
         self.outputs += [False] * (len(pending) - 1) + [True]
+
+    def decode(self, cache: TokenCache, meanwhile: Meanwhile) -> NDArray[np.float32]:
+        """Logits of the wanted tokens."""
+        return cache.backend.decode(
+            self.tokens, self.positions, self.sequences, self.outputs, meanwhile
+        )
 
     def fill_up(self, size: int, seq: int) -> None:
         """Add tokens that mean nothing, in a sequence of their own, up to `size` in all."""

@@ -31,6 +31,7 @@ class Backend(Protocol):
     n_vocab: int
     seconds: float
     rollback: Literal["free", "checkpoint"]
+    answers_later: bool
 
     def decode(
         self,
@@ -38,8 +39,13 @@ class Backend(Protocol):
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
+        meanwhile: Callable[[], None] | None = None,
     ) -> NDArray[np.float32]:
-        """Logits of the wanted tokens, float32 [sum(outputs), n_vocab], a view."""
+        """Logits of the wanted tokens, float32 [sum(outputs), n_vocab], a view.
+
+        Args:
+            meanwhile: done while the device works, where it works on its own (`answers_later`).
+        """
 
     def truncate(self, seq: int, length: int) -> bool:
         """Drop the cells at positions >= length; False where the memory cannot."""
@@ -96,6 +102,11 @@ class TokenCache:
     def tokens(self, seq: int) -> list[int]:
         """Those tokens."""
         return list(self._tokens.get(seq, ()))
+
+    def ends_with(self, seq: int, start: int, tokens: Sequence[int]) -> bool:
+        """Whether exactly these tokens are in the cache from position `start` on."""
+        held = self._tokens.get(seq, [])
+        return len(held) == start + len(tokens) and held[start:] == list(tokens)
 
     def record(self, seq: int, tokens: Sequence[int]) -> None:
         """Note tokens that a batch has just put at the end of `seq`."""

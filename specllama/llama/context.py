@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ class Context:
         rollback: "free" where tokens can be dropped at will; "checkpoint" for recurrent and hybrid
             models, whose state has to be saved before it is risked (`save`, `restore`).
         seconds: time spent inside llama.cpp calls so far.
+        answers_later: a decode is only queued by its call (a GPU), as was last seen.
 
     Raises:
         OutOfMemory, UsageError (a quantised V cache without flash attention), EngineError.
@@ -98,6 +99,7 @@ class Context:
         self._rows_address = 0
         self._rows = np.empty((0, self.n_vocab), np.float32)
         self.seconds = 0.0
+        self.answers_later = False
         self.rollback: Rollback = self._probe_rollback()
 
     def _open(self, params: Any) -> Any:
@@ -132,12 +134,14 @@ class Context:
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
+        meanwhile: Callable[[], None] | None = None,
     ) -> NDArray[np.float32]:
         """Decode one batch and wait for it.
 
         Args:
             tokens, positions, sequences, outputs: per token its id, its position in its sequences,
                 the sequence ids it belongs to, and whether its logits are wanted.
+            meanwhile: done before waiting; it must not use this context.
 
         Returns:
             float32 [sum(outputs), n_vocab] in batch order: a view, valid until the next decode.
@@ -152,10 +156,18 @@ class Context:
         library.forget_log()
         started = time.perf_counter()
         status = self._lib.llama_decode(self._handle, self._batch.struct)
-        rows = self._logits(wanted) if status == 0 else None
-        self.seconds += time.perf_counter() - started
-        if rows is None:
+        queued_s = time.perf_counter() - started
+        self.seconds += queued_s
+        if status != 0:
             raise EngineError(_reason(status))
+        if meanwhile is not None:
+            meanwhile()
+        started = time.perf_counter()
+        rows = self._logits(wanted)
+        waited_s = time.perf_counter() - started
+        self.seconds += waited_s
+        if meanwhile is None:
+            self.answers_later = waited_s > queued_s
         return rows
 
     def _logits(self, count: int) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ neither (docs/exactness.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from specllama.llama.model import Model
 Decode = Callable[
     [Sequence[int], Sequence[int], Sequence[tuple[int, ...]], Sequence[bool]], NDArray[np.float32]
 ]
-"""`Backend.decode`."""
+"""`Backend.decode`, with nothing to do meanwhile."""
 
 _FILLER = 0
 _STEP = padded(1)  # attention runs over a multiple of so many cells
@@ -60,12 +61,21 @@ class ConstantWidth(Context):
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
+        meanwhile: Callable[[], None] | None = None,
     ) -> NDArray[np.float32]:
         """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
+        decode = super().decode
         if not self.width or not tokens:
-            return super().decode(tokens, positions, sequences, outputs)
+            return decode(tokens, positions, sequences, outputs, meanwhile)
+        first: Iterator[Decode] = iter([partial(decode, meanwhile=meanwhile)])
         return decode_filled(
-            super().decode, self.truncate, self.width, tokens, positions, sequences, outputs
+            lambda *batch: next(first, decode)(*batch),
+            self.truncate,
+            self.width,
+            tokens,
+            positions,
+            sequences,
+            outputs,
         )
 
 

@@ -42,6 +42,7 @@ class Policy:
     Args:
         acceptance: of the drafter.
         p_min: end the chain where the draft's top probability is below this.
+        ready: the first so many tokens cost nothing, having been drafted ahead.
 
     Attributes:
         confidences: of the drafted tokens, None where the drafter did not say.
@@ -49,8 +50,9 @@ class Policy:
         looks: positions looked at.
     """
 
-    def __init__(self, acceptance: Acceptance, p_min: float) -> None:
+    def __init__(self, acceptance: Acceptance, p_min: float, ready: int = 0) -> None:
         self.acceptance = acceptance
+        self.ready = ready
         self.confidences: list[float | None] = []
         self.first_look: float | None = None
         self.looks = 0
@@ -126,9 +128,10 @@ class Stopping(Policy):
         rate: float,
         p_min: float,
         most: int,
+        ready: int = 0,
         least: int = 0,
     ) -> None:
-        super().__init__(acceptance, p_min)
+        super().__init__(acceptance, p_min, ready)
         self._prices = prices
         self._name = name
         self._rate = rate
@@ -157,7 +160,7 @@ class Stopping(Policy):
         return False
 
     def _draft_s(self, n_looks: int) -> float:
-        return self._prices.draft_s(self._name, n_looks)
+        return self._prices.draft_s(self._name, max(0, n_looks - self.ready))
 
     def trim(self, proposal: Proposal) -> Proposal:
         """Of a tree whose law no rule reads: the most valuable nodes, as many as pay."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,9 @@ _ASLEEP = 50.0
 _FIRST_PROBE = 16
 _LAST_PROBE = 512
 _REST = 15
+_SHADOW = 0.9
+_BESIDE = 2.0
+_HIDDEN_WEIGHT = 0.05
 _SETTLED_IN = 16
 _FIRST_TREE = (2, 2, 1)
 _PLAN_AGE = 64
@@ -135,6 +139,8 @@ class Scheduler(RoundPrices):
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
+        self._ahead: dict[str, Typical] = defaultdict(Typical)
+        self._hidden: dict[str, float] = {}
         self._rest = self._rested = 0
         self._may_rest = False
 
@@ -237,7 +243,8 @@ class Scheduler(RoundPrices):
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(limit + 1)]
-        draft = [self.draft_s(name, n) for n in range(limit + 1)]
+        paid = 1.0 - self._hidden.get(name, 0.0)
+        draft = [paid * self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
 
     def tree_outlook(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
@@ -375,6 +382,25 @@ class Scheduler(RoundPrices):
         if self._age or not self.costs.draft_s(name, n_looks, n_lives):
             self.costs.observe_draft(name, n_looks, seconds, n_lives)
         self._drafting_s += seconds
+
+    def fitting(self, name: str, n_tokens: int, n_lives: int) -> int:
+        """How many positions a drafter can look at while the target decodes so many tokens."""
+        costs, ahead = self.costs, self._ahead[name]
+        each = ahead.value or _BESIDE * costs.draft_s(name, 1, n_lives)
+        if not each or not costs.steady():
+            return 1
+        return int(_SHADOW * costs.target_s(n_tokens) / each)
+
+    def observe_ahead(self, name: str, n_looks: int, seconds: float) -> None:
+        """What it took to look at so many positions beside the target's work."""
+        if n_looks:
+            self._ahead[name].observe(seconds / n_looks)
+
+    def observe_ready(self, name: str, n_ready: int, n_looks: int) -> None:
+        """How many of a proposal's looks had been taken ahead."""
+        if n_looks:
+            hidden = self._hidden.get(name, 0.0)
+            self._hidden[name] = hidden + _HIDDEN_WEIGHT * (n_ready / n_looks - hidden)
 
     def learn(
         self,

@@ -89,6 +89,7 @@ class FakeModel:
     cost: Callable[[int], float] = lambda n_tokens: 0.001 + 0.0001 * n_tokens
     faults: dict[int, Fault] = field(default_factory=dict)
     seconds: float = 0.0
+    answers_later: bool = False
     batches: list[int] = field(default_factory=list)
     on_decode: Callable[[float], None] = lambda seconds: None
 
@@ -105,6 +106,7 @@ class FakeModel:
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Row:
         fault = self.faults.pop(len(self.batches), None)
         self.batches.append(len(tokens))
@@ -122,6 +124,8 @@ class FakeModel:
             if wanted:
                 self._buffer[n_rows] = self.language(self._visible(ids, position))
                 n_rows += 1
+        if meanwhile is not None:
+            meanwhile()
         seconds = self.cost(len(tokens))
         self.seconds += seconds
         self.on_decode(seconds)
