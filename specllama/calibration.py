@@ -36,6 +36,7 @@ _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
 _QUICK_S = 0.5
+_FIRST_LOOKS = 4
 _EXACT_MOST = 16
 _TOKENS = 32
 _CLEARLY = 0.95
@@ -272,12 +273,12 @@ def first_look(target: Context, draft: Context | None, *, replays: bool) -> Cost
     for size in sizes:
         if size > 1 and table.same[1] > _QUICK_S:
             break
-        first, second, *later = (_decode(target, size, 0) for _ in range(4 if replays else 2))
-        table.same[size] = min(later) if replays else min(first, second)
+        first, second, *later = (_decode(target, size, 0) for _ in range(_FIRST_LOOKS))
+        table.same[size] = min(later) if replays else min(first, second, *later)
         if replays:
             table.other[size], table.second[size] = first, second
     if draft:
-        table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(4 if replays else 2))}
+        table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(_FIRST_LOOKS))}
     return table
 
 

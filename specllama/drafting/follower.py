@@ -66,44 +66,63 @@ class Follower:
         pending = ids[self.cache.length(key) :]
         return max(pending) < self._n_shared and self.cache.make_room(len(pending), (key,))
 
-    def able(self, wants: Sequence[Want], most_pending: int) -> list[Want]:
+    def able(
+        self, wants: Sequence[Want], most_pending: int, beside: Sequence[Want] = ()
+    ) -> list[Want]:
         """Those that the draft can follow and has room for; little of them is left to read.
 
         Args:
             most_pending: so many of their ids are left at most, the last one among them.
+            beside: what is drafted for as well, and needs room too.
         """
         found: list[Want] = []
-        n_new = 0
+        n_new = self._lacking(beside)
+        keep = [want.key for want in (*wants, *beside)]
         for want in wants:
             room = self.backend.n_ctx - len(want.ids)
             if room < want.limit or not self._hold_prefix(want.key, want.ids):
                 continue
             if len(want.ids) - self.cache.length(want.key) > most_pending:
                 self.cache.fill(want.key, want.ids[:-1])
-            n_new += len(want.ids) - self.cache.length(want.key) + want.limit
-            if self.cache.make_room(n_new, [other.key for other in wants]):
+            n_new += self._lacking([want])
+            if self.cache.make_room(n_new, keep):
                 found.append(want)
         return found
 
-    def resumes(self, want: Want, tokens: Sequence[int]) -> bool:
-        """Whether drafting can go on behind tokens of which all but the last were read."""
+    def _lacking(self, wants: Sequence[Want]) -> int:
+        """The most cells that reading them to their ends and drafting behind them takes."""
+        lengths = (want.limit + len(want.ids) - self.cache.length(want.key) for want in wants)
+        return sum(max(0, length) for length in lengths)
+
+    def resumes(self, want: Want, tokens: Sequence[int], beside: Sequence[Want] = ()) -> bool:
+        """Whether drafting can go on behind tokens of which all but the last were read.
+
+        Args:
+            beside: as of `able`.
+        """
         cache, start = self.cache, len(want.ids)
-        if not cache.ends_with(want.key, start, tokens[:-1]) or not self.has_room(want.limit):
+        if not cache.ends_with(want.key, start, tokens[:-1]):
             return False
         self._agreed[want.key] = start
-        return start + want.limit <= self.backend.n_ctx
+        fits = start + want.limit <= self.backend.n_ctx
+        return fits and self.has_room(self._lacking([want, *beside]))
 
     def has_room(self, n_tokens: int) -> bool:
         """Whether so many more tokens fit beside all that is held."""
         return self.cache.n_cells + n_tokens <= self.backend.n_ctx
 
-    def read(self, wants: Sequence[Want]) -> list[tuple[Want, NDArray[np.float32]]]:
+    def read(
+        self, wants: Sequence[Want], beside: Sequence[Want] = ()
+    ) -> list[tuple[Want, NDArray[np.float32]]]:
         """Read every sequence to its end, in one batch; the draft's logits after each.
 
         Sequences that the draft cannot follow (no room, ids it does not know) are left out. The
         rows are views, valid until the next decode. What comes after can be dropped again.
+
+        Args:
+            beside: as of `able`.
         """
-        able = self.able(wants, self.backend.n_batch)
+        able = self.able(wants, self.backend.n_batch, beside)
         if not able:
             return []
         if self._one_by_one and len(able) == 1:

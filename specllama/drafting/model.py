@@ -31,27 +31,31 @@ class ModelDrafter(FollowingDrafter):
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Catch up with each sequence's ids, then draft for all of them in step."""
-        chains = [self._begin(want) for want in wants]
+        resumed: list[Want] = []
+        chains = [self._begin(want, resumed) for want in wants]
         eager = [chain for chain in chains if chain.want.go_on(0, None)]
         live = [chain for chain in eager if chain.drawn and chain.use_drawn()]
         fresh = {chain.want.key: chain for chain in eager if not chain.drawn}
-        for want, row in self._follower.read([chain.want for chain in fresh.values()]):
-            chain = fresh[want.key]
-            chain.is_read = True
-            if self._draw(chain, row):
-                live.append(chain)
+        for want, row in self._follower.read([chain.want for chain in fresh.values()], resumed):
+            if self._draw(fresh[want.key], row):
+                live.append(fresh[want.key])
         while live:
             rows = self._decode(live)
             live = [c for c, row in zip(live, rows, strict=True) if self._draw(c, row)]
         return [chain.proposal(self.name) for chain in chains]
 
-    def _begin(self, want: Want) -> _Chain:
-        """A chain that begins with what was drafted ahead and proved right."""
+    def _begin(self, want: Want, resumed: list[Want]) -> _Chain:
+        """A chain that begins with what was drafted ahead and proved right.
+
+        Args:
+            resumed: those that do; this one is added if it does.
+        """
         old, chain = self._chains.pop(want.key, None), _Chain(want)
         self._chains[want.key] = chain
         drawn = old.behind(want.ids) if old is not None else []
-        if drawn and self._follower.resumes(want, [look.token for look in drawn]):
+        if drawn and self._follower.resumes(want, [look.token for look in drawn], resumed):
             chain.drawn, chain.is_read = drawn, True
+            resumed.append(want)
         return chain
 
     def _decode(self, chains: Sequence[_Chain]) -> list[NDArray[np.float32]]:
@@ -63,6 +67,7 @@ class ModelDrafter(FollowingDrafter):
     def _draw(self, chain: _Chain, row: NDArray[np.float32]) -> bool:
         """Draw the next token of a chain, if it is worth it; True while the chain goes on."""
         look = self._look(chain, row)
+        chain.is_read = look is not None
         return look is not None and chain.use(look)
 
     def _look(self, chain: _Chain, row: NDArray[np.float32]) -> _Look | None:

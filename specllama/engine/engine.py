@@ -326,7 +326,10 @@ class Engine:
             size = choose(n_tokens)
             found, n_tokens = self._verify(group, size if size > n_tokens else 0)
             verify_s = time.perf_counter() - started
-            self.scheduler.observe_batch(n_tokens, verify_s, len(group))
+            if self.backend.overran:  # drafting on took longer: the decode's own time is not known
+                self.scheduler.overran(n_tokens)
+            else:
+                self.scheduler.observe_batch(n_tokens, verify_s, len(group))
             seconds += verify_s
             shares += [
                 self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
@@ -334,8 +337,10 @@ class Engine:
         self.scheduler.settle(seconds, propose_s, shares)
 
     def _is_prompted(self, live: Sequence) -> bool:
-        """Whether a drafter that costs nothing has a proposal."""
+        """Whether a drafter that costs nothing may have a proposal, or it drafts at any price."""
         wanted, key, ids = live.request.drafters, live.key, live.ids
+        if not live.request.adaptive:
+            return len(wanted) > 0
         free = [drafter for drafter in self.drafters if drafter.free and drafter.name in wanted]
         return any(drafter.has_idea(key, ids) for drafter in free)
 

@@ -31,7 +31,11 @@ class Backend(Protocol):
     n_vocab: int
     seconds: float
     rollback: Literal["free", "checkpoint"]
-    answers_later: bool
+    overran: bool
+
+    @property
+    def answers_later(self) -> bool:
+        """Whether a decode is only queued by its call, and the device works on its own."""
 
     def decode(
         self,

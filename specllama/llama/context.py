@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ CACHE_TYPES = {
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _CELLS = 256  # llama.cpp pads a context to a multiple of this
 _PARTIAL_ONLY = 1
+_LATELY = 9
+_NO_WAIT = 0.05
 _NO_SLOT = 1
 _ABORTED = 2
 
@@ -51,7 +54,7 @@ class Context:
         rollback: "free" where tokens can be dropped at will; "checkpoint" for recurrent and hybrid
             models, whose state has to be saved before it is risked (`save`, `restore`).
         seconds: time spent inside llama.cpp calls so far.
-        answers_later: a decode is only queued by its call (a GPU), as was last seen.
+        overran: what was done meanwhile took longer than the latest decode.
 
     Raises:
         OutOfMemory, UsageError (a quantised V cache without flash attention), EngineError.
@@ -99,7 +102,8 @@ class Context:
         self._rows_address = 0
         self._rows = np.empty((0, self.n_vocab), np.float32)
         self.seconds = 0.0
-        self.answers_later = False
+        self.overran = False
+        self._waits: deque[bool] = deque(maxlen=_LATELY)
         self.rollback: Rollback = self._probe_rollback()
 
     def _open(self, params: Any) -> Any:
@@ -160,15 +164,24 @@ class Context:
         self.seconds += queued_s
         if status != 0:
             raise EngineError(_reason(status))
+        busy_s = 0.0
         if meanwhile is not None:
+            started = time.perf_counter()
             meanwhile()
+            busy_s = time.perf_counter() - started
         started = time.perf_counter()
         rows = self._logits(wanted)
         waited_s = time.perf_counter() - started
         self.seconds += waited_s
+        self.overran = waited_s < _NO_WAIT * busy_s
         if meanwhile is None:
-            self.answers_later = waited_s > queued_s
+            self._waits.append(waited_s > queued_s)
         return rows
+
+    @property
+    def answers_later(self) -> bool:
+        """Whether most decodes of late were only queued by their call, as on a GPU."""
+        return 2 * sum(self._waits) > len(self._waits)
 
     def _logits(self, count: int) -> NDArray[np.float32]:
         if count == 0:

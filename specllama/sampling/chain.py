@@ -124,7 +124,7 @@ class Sampler:
         top, first = rising[-1], 0
         if params.min_p > 0.0:
             first = bisect_left(rising, _as_float32(top + self._log_min_p))
-        if params.top_p < 1.0:
+        if params.top_p < 1.0 and first < len(rising) - 1:  # where min-p left more than one
             weights = [math.exp(value - top) for value in rising]
             weights.reverse()
             first = max(first, len(rising) - _count_to(weights, params.top_p * math.fsum(weights)))

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _DECAY = 0.98
-_PRIOR_WEIGHT = 4.0
+_PRIOR_WEIGHT = 12.0
+_WANING = 0.94
+_LEAST_WEIGHT = 2.0
+_OPEN_LOOKS = 4.0
 _PRIOR = 0.7
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
@@ -37,13 +40,15 @@ class Step:
 class _Rate:
     """A frequency that forgets, leaning on a prior: what it usually is, or a broader rate.
 
-    The trials of one reply are alike, so that a reply changes the usual only a little.
+    The trials of one reply are alike, so that a reply changes the usual only a little. Its first
+    ones say little of it: the prior weighs `_PRIOR_WEIGHT` trials, and wanes as they come.
     """
 
-    __slots__ = ("_hits", "_prior", "trials")
+    __slots__ = ("_hits", "_prior", "_weight", "trials")
 
     def __init__(self, prior: float | _Rate) -> None:
         self._prior = prior
+        self._weight = _PRIOR_WEIGHT
         self._hits = 0.0
         self.trials = 0.0
 
@@ -52,17 +57,18 @@ class _Rate:
         """Over many replies."""
         if isinstance(self._prior, _Rate):
             return self.value
-        part = _REPLY_SHARE / (self.trials + _PRIOR_WEIGHT)
+        part = _REPLY_SHARE / (self.trials + self._weight)
         return self._prior + part * (self._hits - self.trials * self._prior)
 
     @property
     def value(self) -> float:
         prior = self._prior.value if isinstance(self._prior, _Rate) else self._prior
-        return (self._hits + prior * _PRIOR_WEIGHT) / (self.trials + _PRIOR_WEIGHT)
+        return (self._hits + prior * self._weight) / (self.trials + self._weight)
 
     def observe(self, hit: bool) -> None:
         self._hits = self._hits * _DECAY + hit
         self.trials = self.trials * _DECAY + 1.0
+        self._weight = max(_LEAST_WEIGHT, self._weight * _WANING)
 
     def fade(self) -> None:
         """Trust the latest trials less, and the usual more."""
@@ -70,6 +76,7 @@ class _Rate:
             self._prior = self.usual
         self.trials *= _FADED
         self._hits *= _FADED
+        self._weight = _PRIOR_WEIGHT
 
     def doubt(self) -> None:
         """Keep the estimate and trust it less."""
@@ -78,7 +85,7 @@ class _Rate:
         if isinstance(self._prior, _Rate):
             self._hits *= _DOUBTED
         else:
-            self._hits = value * (self.trials + _PRIOR_WEIGHT) - self._prior * _PRIOR_WEIGHT
+            self._hits = value * (self.trials + self._weight) - self._prior * self._weight
 
 
 class Acceptance:
@@ -146,9 +153,9 @@ class Acceptance:
         seen = sum(self._looks)
         if seen <= 0.0:
             return []
-        first, total = self._cells[0], seen + _PRIOR_WEIGHT
+        first, total = self._cells[0], seen + _OPEN_LOOKS
         shares = [(n / total, r.value) for n, r in zip(self._looks, first, strict=True) if n > 0.0]
-        return [*shares, (_PRIOR_WEIGHT / total, self.at_depth(0))]
+        return [*shares, (_OPEN_LOOKS / total, self.at_depth(0))]
 
     def look(self, confidence: float) -> None:
         """The draft's top probability for the first token of a round, tested or not."""

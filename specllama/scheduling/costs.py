@@ -93,7 +93,7 @@ class Costs:
         first_s, second_s: what the first and the second decode of another size cost more.
         size: of the latest decode, 0 before any.
         behind_prompt: whether a prompt was read since then.
-        n_decodes: observed so far.
+        n_decodes: of rounds that drafts were possible in, timed or not.
         version, draft_version: change when prices of decodes and of drafting do, by more than a
             little; until then they may be remembered.
     """
@@ -302,7 +302,7 @@ class Costs:
         tables = {
             lives: values
             for (whose, lives), table in self._draft.items()
-            if whose == name and (values := _values(table, least=1))
+            if whose == name and (values := _plausible(table))
         }
         if n_lives in tables:
             return tables[n_lives], 1.0
@@ -365,6 +365,20 @@ class Costs:
 
 def _values(times: dict[int, Typical], least: int = _CONFIRMED) -> Seconds:
     return {n: typical.value for n, typical in times.items() if typical.count >= least}
+
+
+def _plausible(times: dict[int, Typical]) -> Seconds:
+    """Seconds of looks in a row, none dearer for its number than shorter ones.
+
+    Later looks never cost more than the first ones: times that are longer are a hiccup's, and
+    would stay, since a length that seems dear is not tried again.
+    """
+    found: Seconds = {}
+    each = math.inf
+    for n, seconds in sorted(_values(times, least=1).items()):
+        found[n] = min(seconds, n * each)
+        each = min(each, found[n] / n)
+    return found
 
 
 def _differs(one: float, other: float) -> bool:

@@ -29,7 +29,7 @@ BUDGET_SHARE = 0.02
 BUDGET_S = 0.02
 _RESERVE_S = 0.005
 _SMALL_RESERVE_S = 0.001
-_RISKED_SHARE = 0.03
+_RISKED_SHARE = 0.05
 _STAKED_SHARE = 0.5
 USUAL_TOKENS = 128
 _HICCUP = 2.0
@@ -39,6 +39,7 @@ _FIRST_PROBE = 16
 _LAST_PROBE = 512
 _REST = 15
 _SHADOW = 0.9
+_LESS, _MORE = 0.9, 1.005
 _BESIDE = 2.0
 _HIDDEN_WEIGHT = 0.05
 _SETTLED_IN = 16
@@ -50,9 +51,10 @@ _TREE_WIDTH = 4
 _OUTLOOK_AGE = 32
 _OUTLOOK_CHANGE = 0.05
 _OUTLOOK_TOKENS = 16
-_SIZE_AGE = 256
+_SIZE_AGE = 1024
 _FRESH_AGE = 64
-_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
+_WITHIN = 4
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _NEARLY = 0.97
 _MATERIAL = 0.1
 
@@ -134,6 +136,7 @@ class Scheduler(RoundPrices):
         self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
         self._outlooks: dict[_Question, _View] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
+        self._size_patience: dict[int, int] = {}
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
@@ -141,6 +144,7 @@ class Scheduler(RoundPrices):
         self._paying = False
         self._ahead: dict[str, Typical] = defaultdict(Typical)
         self._hidden: dict[str, float] = {}
+        self._shadow = _SHADOW
         self._rest = self._rested = 0
         self._may_rest = False
 
@@ -159,6 +163,7 @@ class Scheduler(RoundPrices):
         """So many sequences decoded plainly without being asked."""
         self._rest -= 1
         self._rested += 1
+        self.costs.n_decodes += 1
         self._age += 1
         own = self.plain_s / len(accounts)
         for account in accounts:
@@ -172,6 +177,7 @@ class Scheduler(RoundPrices):
         """
         for acceptance in self._acceptance.values():
             acceptance.fade()
+        self._rest = 0
         return Account(self, n_tokens)
 
     def recall(self, table: CostTable) -> None:
@@ -239,6 +245,8 @@ class Scheduler(RoundPrices):
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
         limit = min(limit, _OUTLOOK_TOKENS)
+        if self.costs.switch_s:  # longer chains would leave the size that is kept
+            limit = min(limit, max(1, self._drafting_size // self.n_live - 1))
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
@@ -282,15 +290,17 @@ class Scheduler(RoundPrices):
     def settle_size(self, best_rate: Callable[[], float]) -> None:
         """Choose which size of decodes to keep while drafting, where changing it costs.
 
-        It is chosen anew before a reply, and seldom within one.
+        It is chosen anew before a reply, ever more seldom, since trying all takes milliseconds.
 
         Args:
             best_rate: of drafting, at the size being tried.
         """
         before, age = self._sizes.get(self.n_live, (0, _SIZE_AGE))
         self._sizes[self.n_live] = before, age + 1
-        if not self.costs.switch_s or age < (_FRESH_AGE if not self._age else _SIZE_AGE):
+        patience = self._size_patience.get(self.n_live, _FRESH_AGE)
+        if not self.costs.switch_s or age < patience * (1 if not self._age else _WITHIN):
             return
+        self._size_patience[self.n_live] = min(2 * patience, _SIZE_AGE)
 
         def rate(size: int) -> float:
             self._sizes[self.n_live] = size, 0
@@ -360,6 +370,7 @@ class Scheduler(RoundPrices):
 
     def stay(self) -> None:
         """Nobody can draft in this round, and not for want of gain: keep the size all the same."""
+        self._may_rest = False
         if self.costs.switch_s and self.costs.size == self._drafting_size:
             self._paying = True
             self._keep(self._drafting_size)
@@ -389,7 +400,14 @@ class Scheduler(RoundPrices):
         each = ahead.value or _BESIDE * costs.draft_s(name, 1, n_lives)
         if not each or not costs.steady():
             return 1
-        return int(_SHADOW * costs.target_s(n_tokens) / each)
+        self._shadow = min(_SHADOW, self._shadow * _MORE)
+        return int(self._shadow * costs.target_s(n_tokens) / each)
+
+    def overran(self, n_tokens: int) -> None:
+        """Looking ahead took longer than the decode of so many tokens: look at less for a while."""
+        self._shadow *= _LESS
+        self._expected_s = None
+        self.costs.pass_by(n_tokens)
 
     def observe_ahead(self, name: str, n_looks: int, seconds: float) -> None:
         """What it took to look at so many positions beside the target's work."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specllama.drafting.follower import Follower
 from specllama.drafting.model import ModelDrafter
@@ -16,7 +19,7 @@ from specllama.engine.engine import Engine
 from specllama.sampling.chain import Sampler
 from specllama.sampling.noise import RandomStream, SharedNoise
 from specllama.sampling.params import SamplingParams
-from tests.engine.fake_model import FakeModel, language
+from tests.engine.fake_model import FakeModel, Fault, language
 
 WORDS = language(3)
 SAMPLER = Sampler(SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0))
@@ -168,3 +171,319 @@ def test_reads_what_is_pending_one_by_one_where_decodes_are_replayed() -> None:
     (second,) = drafter.propose([want(ids)])
     assert second.tokens == said(ids, 4)
     assert set(fake.batches) == {1}
+
+
+def clean(drafter: ModelDrafter, fake: FakeModel) -> None:
+    """Cache and mirror agree; no cell is left that nobody knows of."""
+    cache = drafter._follower.cache
+    assert all(cache.tokens(seq) == list(fake.tokens(seq)) for seq in range(fake.n_seq))
+    assert cache.n_cells == len(fake.cells)
+
+
+def ahead(ids: list[int], count: int, **settings: Any) -> tuple[ModelDrafter, FakeModel, list[int]]:
+    """A drafter that went so far ahead of a proposal which is right, and the ids after it."""
+    drafter, fake = drafter_over(**settings)
+    (first,) = drafter.propose([want(ids)])
+    assert drafter.go_ahead({0: first.tokens}, count) == count
+    clean(drafter, fake)
+    return drafter, fake, [*ids, *said(ids, 5)]
+
+
+class TestAhead:
+    """Drafting on while the target verifies."""
+
+    @pytest.mark.parametrize("count", range(1, 9))
+    def test_what_is_there_takes_no_decodes(self, count: int) -> None:
+        """The first token looked at behind a proposal is the guess at the target's own."""
+        drafter, fake, ids = ahead([1, 2, 3], count)
+        assert drafter.ready(0, ids) == count - 1
+        fake.batches.clear()
+        (second,) = drafter.propose([want(ids)])
+        assert second.tokens == said(ids, 4)
+        assert fake.batches == [1] * max(0, 5 - count)
+        clean(drafter, fake)
+
+    def test_the_last_tokens_of_a_chain_are_still_ahead_of_the_next_one(self) -> None:
+        drafter, _, ids = ahead([1, 2, 3], 9)
+        (second,) = drafter.propose([want(ids)])
+        assert drafter.go_ahead({0: second.tokens}, 9) == 5
+        assert drafter.ready(0, [*ids, *said(ids, 5)]) == 8
+
+    @pytest.mark.parametrize("accepted", range(5))
+    @pytest.mark.parametrize("right", [False, True])
+    def test_nothing_else_is_used(self, accepted: int, right: bool) -> None:
+        """Refused drafts, and a guess that was wrong."""
+        if accepted == 4 and right:
+            return
+        drafter, fake, ids = ahead([1, 2, 3], 5)
+        token = ids[3 + accepted]
+        ids = [*ids[: 3 + accepted], token if right else (token + 1) % 15]
+        assert drafter.ready(0, ids) == 0
+        fake.batches.clear()
+        (second,) = drafter.propose([want(ids)])
+        assert second.tokens == said(ids, 4)
+        assert len(fake.batches) == 4
+        clean(drafter, fake)
+
+    def test_behind_a_proposal_that_ended_early(self) -> None:
+        """The token that was not worth proposing is the guess; it takes no look of its own."""
+        drafter, fake = drafter_over()
+        ids = [1, 2, 3]
+        short = want(ids, go_on=lambda drafted, confidence: drafted < 2 or confidence is None)
+        (first,) = drafter.propose([short])
+        assert len(first) == 2
+        assert drafter.go_ahead({0: first.tokens}, 4) == 3
+        ids += said(ids, 3)
+        assert drafter.ready(0, ids) == 3
+        fake.batches.clear()
+        assert drafter.propose([want(ids, limit=3)])[0].tokens == said(ids, 3)
+        assert not fake.batches
+        clean(drafter, fake)
+
+    def test_behind_a_look_that_was_not_worth_a_token(self) -> None:
+        drafter, fake = drafter_over()
+        ids = [1, 2, 3]
+        never = want(ids, go_on=lambda drafted, confidence: confidence is None)
+        assert len(drafter.propose([never])[0]) == 0
+        assert drafter.go_ahead({0: ()}, 5) == 4
+        ids += said(ids, 1)
+        fake.batches.clear()
+        assert drafter.propose([want(ids)])[0].tokens == said(ids, 4)
+        assert not fake.batches
+
+    @pytest.mark.parametrize("tokens", [(), (9,), (9, 9, 9, 9)])
+    def test_only_behind_its_own_proposals(self, tokens: tuple[int, ...]) -> None:
+        drafter, fake = drafter_over()
+        (first,) = drafter.propose([want([1, 2, 3])])
+        before = len(fake.batches)
+        for others in ({0: tokens}, {0: first.tokens[:2]}, {1: first.tokens}, {}):
+            assert drafter.go_ahead(others, 5) == 0
+        assert len(fake.batches) == before
+
+    def test_not_behind_a_proposal_of_an_earlier_round(self) -> None:
+        """Ids are one list that grows."""
+        drafter, fake = drafter_over()
+        ids = [1, 2, 3]
+        (first,) = drafter.propose([want(ids)])
+        ids.append(9)
+        before = len(fake.batches)
+        assert drafter.go_ahead({0: first.tokens}, 5) == 0
+        assert len(fake.batches) == before
+
+    def test_nothing_to_go_on_behind(self) -> None:
+        """Sequences that it was not asked to read, or cannot."""
+        drafter, fake = drafter_over(n_ctx=8)
+        for asked in (want([1, 2], go_on=lambda drafted, confidence: False), want([1] * 8)):
+            assert len(drafter.propose([asked])[0]) == 0
+            assert drafter.go_ahead({0: ()}, 3) == 0
+        assert not fake.batches
+
+    @pytest.mark.parametrize("after", range(4))
+    def test_stops_where_the_draft_can_say_nothing(self, after: int) -> None:
+        """In the proposal or behind it: what was read last is not read again."""
+        silent = 3 + after
+
+        def law(row: Any, path: Sequence[int]) -> Any:
+            return SAMPLER.distribution(row, ()) if 3 + len(path) < silent else None
+
+        drafter, fake = drafter_over()
+        ids = [1, 2, 3]
+        (first,) = drafter.propose([replace(want(ids, limit=2), law=law)])
+        assert len(first) == min(2, after)
+        drafter.go_ahead({0: first.tokens}, 5)
+        assert fake.tokens(0) == (1, 2, 3, *said(ids, after))
+        assert drafter.go_ahead({0: first.tokens}, 5) == 0
+        clean(drafter, fake)
+        ids += said(ids, len(first) + 1)
+        assert drafter.propose([want(ids)])[0].tokens == said(ids, 4)
+
+    def test_sequences_share_decodes_and_each_has_its_own(self) -> None:
+        drafter, fake = drafter_over(n_seq=2)
+        both = [[1, 2, 3], [4, 5]]
+        wants = [want(both[0], key=0), want(both[1], key=1, limit=2)]
+        first, second = drafter.propose(wants)
+        fake.batches.clear()
+        assert drafter.go_ahead({0: first.tokens, 1: second.tokens}, 3) == 3
+        assert fake.batches == [2, 2, 2]
+        both = [[*both[0], *said(both[0], 5)], [*both[1], *said(both[1], 2), 0]]
+        assert [drafter.ready(key, ids) for key, ids in enumerate(both)] == [2, 0]
+        fake.batches.clear()
+        proposals = drafter.propose([want(ids, key=key) for key, ids in enumerate(both)])
+        assert [p.tokens for p in proposals] == [said(ids, 4) for ids in both]
+        assert fake.batches == [1, 2, 2, 1]
+        clean(drafter, fake)
+
+    @pytest.mark.parametrize("n_ctx", range(12, 24))
+    def test_no_further_than_there_is_room(self, n_ctx: int) -> None:
+        """All that was proposed was read but for its last tokens: 12 cells."""
+        drafter, fake = drafter_over(n_seq=2, n_ctx=n_ctx)
+        prompts = [[1, 2, 3], [4, 5, 6]]
+        proposals = drafter.propose([want(ids, key=key) for key, ids in enumerate(prompts)])
+        if not all(map(len, proposals)):
+            assert n_ctx < 14, "reading takes 6 cells, drafting 8"
+            return
+        n_looks = drafter.go_ahead({key: p.tokens for key, p in enumerate(proposals)}, 7)
+        assert n_looks == min(7, (n_ctx - 12) // 2)
+        clean(drafter, fake)
+
+    @pytest.mark.parametrize("n_ctx", range(20, 45))
+    @pytest.mark.parametrize("fresh", [0, 1, 2])
+    def test_all_of_them_have_room_for_what_follows(self, n_ctx: int, fresh: int) -> None:
+        """Those that go on and those that begin anew; else the others, not the draft, break off."""
+        drafter, fake = drafter_over(n_seq=4, n_ctx=n_ctx)
+        prompts = {key: [key, 2, 3] for key in range(3)}
+        proposals = drafter.propose([want(ids, key=key) for key, ids in prompts.items()])
+        drafter.go_ahead({key: p.tokens for key, p in enumerate(proposals)}, 2)
+        ids = {key: [*ids, *said(ids, 5)] for key, ids in prompts.items()}
+        for key in range(fresh):
+            ids[key][-1] = (ids[key][-1] + 1) % 15
+        second = drafter.propose([want(ids[key], key=key, limit=5) for key in (2, 1, 0)])
+        for key, proposal in zip((2, 1, 0), second, strict=True):
+            assert proposal.tokens in ((), said(ids[key], 5))
+        clean(drafter, fake)
+        for key in ids:
+            held = fake.tokens(key)
+            assert held == (*ids[key], *said(ids[key], 5))[: len(held)]
+
+    def test_a_limit_that_the_context_does_not_bear(self) -> None:
+        """As without what was drafted ahead: all of it has to fit, or nothing is proposed."""
+        drafter, _, ids = ahead([1, 2, 3], 5, n_ctx=13)
+        assert drafter.ready(0, ids) == 4
+        assert len(drafter.propose([want(ids, limit=6)])[0]) == 0
+        assert drafter.propose([want(ids, limit=5)])[0].tokens == said(ids, 5)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda drafter, ids: drafter.rewind(0, len(ids)),
+            lambda drafter, ids: drafter.rewind(0, 1),
+            lambda drafter, ids: drafter.prepare(0, ids),
+            lambda drafter, ids: drafter.forget(),
+        ],
+        ids=["rewind to here", "rewind", "prepare", "forget"],
+    )
+    def test_is_forgotten(self, change: Any) -> None:
+        """It was drawn for another request, whose law and chance may be others."""
+        drafter, fake, ids = ahead([1, 2, 3], 5)
+        assert drafter.ready(0, ids) == 4
+        change(drafter, ids)
+        assert drafter.ready(0, ids) == 0
+        fake.batches.clear()
+        other = SharedNoise(6)
+        fresh, _ = drafter_over()
+        expected = fresh.propose([want(ids, chance=other)])
+        assert drafter.propose([want(ids, chance=other)]) == expected
+        assert expected[0].tokens != said(ids, 4)
+        clean(drafter, fake)
+
+    @pytest.mark.parametrize("key", [0, 1])
+    def test_only_of_the_sequence_that_was_rewound(self, key: int) -> None:
+        drafter, _, ids = ahead([1, 2, 3], 5, n_seq=2)
+        drafter.rewind(key, 0)
+        drafter.prepare(key, [1, 2])
+        assert drafter.ready(0, ids) == (4 if key else 0)
+
+    @pytest.mark.parametrize("rest", [0, 1, 2])
+    def test_ids_may_say_more_of_it(self, rest: int) -> None:
+        """Rounds in which nobody drafts."""
+        drafter, fake, ids = ahead([1, 2, 3], 8)
+        ids += said(ids, rest)
+        assert drafter.ready(0, ids) == 7 - rest
+        fake.batches.clear()
+        assert drafter.propose([want(ids)])[0].tokens == said(ids, 4)
+        assert not fake.batches
+
+    @pytest.mark.parametrize("limit", [1, 2, 5, 9])
+    @pytest.mark.parametrize("tree", [False, True])
+    def test_another_drafter_used_the_same_cache(self, limit: int, tree: bool) -> None:
+        drafter, fake, ids = ahead([1, 2, 3], 5, n_seq=2)
+        follower = drafter._follower
+        other = TreeDrafter(follower, first_branch=1) if tree else ModelDrafter(follower)
+        other.propose([want(ids, limit=limit)])
+        assert drafter.propose([want(ids, limit=6)])[0].tokens == said(ids, 6)
+        clean(drafter, fake)
+
+    def test_another_sequence_took_the_cells(self) -> None:
+        drafter, fake, ids = ahead([1, 2, 3], 5, n_seq=2, n_ctx=16)
+        assert drafter.propose([want([7, 7, 7, 7], key=1)])[0].tokens == said([7, 7, 7, 7], 4)
+        assert fake.tokens(0) == ()
+        assert drafter.propose([want(ids)])[0].tokens == said(ids, 4)
+        clean(drafter, fake)
+
+    def test_saved_states_are_not_put_at_risk(self) -> None:
+        assert drafter_over()[0].runs_ahead
+        assert not drafter_over(rollback="checkpoint")[0].runs_ahead
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    @pytest.mark.parametrize("when", ["before", "half", "after"])
+    @pytest.mark.parametrize("call", range(3))
+    def test_broken_off(self, error: type[BaseException], when: Any, call: int) -> None:
+        drafter, fake = drafter_over()
+        ids = [1, 2, 3]
+        (first,) = drafter.propose([want(ids)])
+        fake.faults[len(fake.batches) + call] = Fault(error, when)
+        with pytest.raises(error):
+            drafter.go_ahead({0: first.tokens}, 5)
+        drafter.rewind(0, 0)
+        ids += said(ids, 5)
+        assert drafter.propose([want(ids)])[0].tokens == said(ids, 4)
+        clean(drafter, fake)
+
+
+def best_of(row: Any, path: Sequence[int]) -> tuple[int, float]:
+    """What a greedy request asks instead of a law."""
+    law = SAMPLER.distribution(row, ())
+    return int(law.ids[law.probs.argmax()]), law.highest
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_proposals_are_those_of_a_drafter_that_never_goes_ahead(data: st.DataObject) -> None:
+    """Token for token, law for law, and question for question to `go_on`, whatever that says."""
+    draw = data.draw
+    greedy = draw(st.booleans(), "greedy")
+    one, plain = (ModelDrafter(Follower(FakeModel(WORDS, 400, n_seq=3))) for _ in range(2))
+    texts = {key: [key, 2, 3] for key in range(draw(st.integers(1, 3), "sequences"))}
+    for _ in range(draw(st.integers(2, 6), "rounds")):
+        questions: tuple[list[Any], list[Any]] = ([], [])
+        answers = {
+            key: draw(
+                st.lists(st.sampled_from([True, True, True, False]), min_size=12, max_size=12)
+            )
+            for key in texts
+        }
+        limits = {key: draw(st.integers(1, 5), "limit") for key in texts}
+
+        def asked(
+            key: int,
+            seen: list[Any],
+            answers: dict[int, list[bool]] = answers,
+            limits: dict[int, int] = limits,
+        ) -> Want:
+            def go_on(n_drafted: int, confidence: float | None) -> bool:
+                seen.append((key, n_drafted, confidence))
+                return answers[key][2 * n_drafted + (confidence is not None)]
+
+            made = want(texts[key], key, limits[key], keeps_laws=not greedy, go_on=go_on)
+            return replace(made, best=best_of) if greedy else made
+
+        found = one.propose([asked(key, questions[0]) for key in texts])
+        expected = plain.propose([asked(key, questions[1]) for key in texts])
+        for key, mine, true in zip(texts, found, expected, strict=True):
+            assert mine.tokens == true.tokens
+            mine_laws, true_laws = (
+                [law and law.probs.tolist() for law in proposal.laws] for proposal in (mine, true)
+            )
+            assert mine_laws == true_laws
+            of_key = [[q for q in seen if q[0] == key] for seen in questions]
+            assert of_key[0] == of_key[1]
+        count = draw(st.integers(0, 8), "count")
+        drafted = {key: proposal.tokens for key, proposal in enumerate(found)}
+        one.go_ahead({key: drafted[key] for key in texts if draw(st.booleans())}, count)
+        for key, tokens in drafted.items():
+            accepted = draw(st.sampled_from([0, 1, 2, 5, 5, 5]), "accepted")
+            texts[key] += tokens[:accepted]
+            row = WORDS(tuple(texts[key]))
+            token = best_of(row, ())[0] if greedy else said(texts[key], 1)[0]
+            texts[key].append(token if draw(st.integers(0, 3)) else draw(st.integers(0, 14)))
+        clean(one, one.backend)  # type: ignore[arg-type]

@@ -90,6 +90,7 @@ class FakeModel:
     faults: dict[int, Fault] = field(default_factory=dict)
     seconds: float = 0.0
     answers_later: bool = False
+    overran: bool = False
     batches: list[int] = field(default_factory=list)
     on_decode: Callable[[float], None] = lambda seconds: None
 

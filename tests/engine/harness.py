@@ -148,6 +148,13 @@ def run(engine: Engine, asked: Request) -> Outcome:
     return finish(engine, live)
 
 
+def go_ahead(engine: Engine, count: int | None) -> Engine:
+    """An engine whose drafters have time for so many looks while the target works; None: never."""
+    target_of(engine).answers_later = count is not None
+    engine.scheduler.fitting = lambda name, n_tokens, n_lives: count or 0  # type: ignore[method-assign]
+    return engine
+
+
 def finish(engine: Engine, live: Live) -> Outcome:
     """Step to the end of a sequence."""
     events: list[TokenEvent] = []

@@ -21,7 +21,7 @@ from specllama.engine.sequence import Sequence as Live
 from specllama.errors import EngineError
 from specllama.sampling.params import SamplingParams
 from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, language, near
-from tests.engine.harness import PLAIN, check, expected, request, right, watch_for
+from tests.engine.harness import PLAIN, check, expected, go_ahead, request, right, watch_for
 from tests.engine.test_engine import chain, ending_late, following
 
 WORDS = ending_late(after=90)
@@ -284,6 +284,7 @@ class Company(RuleBasedStateMachine):
         max_batch=st.sampled_from([None, 4, 7]),
         linear=st.booleans(),
         n_batch=st.integers(4, 16),
+        ahead=st.sampled_from([None, 1, 4, 9]),
     )
     def open(
         self,
@@ -296,6 +297,7 @@ class Company(RuleBasedStateMachine):
         max_batch: int | None,
         linear: bool,
         n_batch: int,
+        ahead: int | None,
     ) -> None:
         self.n_ctx = 64
         self.words = language(seed)
@@ -317,6 +319,7 @@ class Company(RuleBasedStateMachine):
             max_batch=max_batch,
             linear=linear,
         )
+        go_ahead(self.engine, ahead)
         self.n_slots = n_slots
         self.draft = draft
         self.seen: dict[int, Seen] = {}

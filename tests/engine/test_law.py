@@ -93,15 +93,24 @@ def asked(rule: str, sampling: SamplingParams, length: int, draft_max: int) -> R
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(("length", "draft_max"), [(3, 1), (3, 2)])
 @pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("later", [False, True])
 def test_sampled_drafts(
-    rule: str, sampling: SamplingParams, length: int, draft_max: int, share: float, rollback: Any
+    rule: str,
+    sampling: SamplingParams,
+    length: int,
+    draft_max: int,
+    share: float,
+    rollback: Any,
+    later: bool,
 ) -> None:
+    """Also where the draft goes on while the target is at work (`later`)."""
     words = language(4, V, spread=1.0)
     draft = near(words, 5, share, V)
 
     def make() -> Engine:
         drafter = ModelDrafter(Follower(FakeModel(draft, n_vocab=V, rollback=rollback)))
-        return Engine(FakeModel(words, n_vocab=V, rollback=rollback), [drafter])
+        target = FakeModel(words, n_vocab=V, rollback=rollback, answers_later=later)
+        return Engine(target, [drafter])
 
     found = engine_law(asked(rule, sampling, length, draft_max), make, Trace)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
@@ -109,8 +118,9 @@ def test_sampled_drafts(
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_longer_drafts(rule: str) -> None:
-    test_sampled_drafts(rule, PENALISED, 4, 2, 0.5, "free")
+@pytest.mark.parametrize("later", [False, True])
+def test_longer_drafts(rule: str, later: bool) -> None:
+    test_sampled_drafts(rule, PENALISED, 4, 2, 0.5, "free", later)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -127,13 +137,15 @@ def test_drafts_that_leave_tokens_out(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_drafts_that_stop_when_unsure(rule: str) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_drafts_that_stop_when_unsure(rule: str, later: bool) -> None:
     words = language(4, V, spread=1.0)
     draft = near(words, 5, 0.5, V)
 
     def make() -> Engine:
         return Engine(
-            FakeModel(words, n_vocab=V), [ModelDrafter(Follower(FakeModel(draft, n_vocab=V)))]
+            FakeModel(words, n_vocab=V, answers_later=later),
+            [ModelDrafter(Follower(FakeModel(draft, n_vocab=V)))],
         )
 
     unsure = replace(asked(rule, PLAIN, 3, 2), draft_p_min=0.5)

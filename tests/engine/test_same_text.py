@@ -17,9 +17,10 @@ from specllama.sampling.params import SamplingParams
 from specllama.verification import RULES
 from specllama.verification.types import ROOT, Proposal
 from tests.engine.fake_model import END, N_VOCAB, FakeModel, language, near
-from tests.engine.harness import Script, expected, request, right, run
+from tests.engine.harness import Script, expected, go_ahead, request, right, run
 
 N_CTX = 40
+AHEAD = [None, 0, 1, 3, 8]
 
 sampling = st.builds(
     SamplingParams,
@@ -85,7 +86,14 @@ def test_any_setting(data: st.DataObject) -> None:
     kind = draw(st.sampled_from(["model", "suffix", "both", "chains", "trees", "none"]))
     trees = kind == "trees" and RULES[rule].shape == "tree"
     n_batch = draw(st.integers(4, 16), "n_batch")
-    target = FakeModel(words, N_CTX, n_batch, n_seq=4 if trees else 1, rollback=rollback)
+    target = FakeModel(
+        words,
+        N_CTX,
+        n_batch,
+        n_seq=4 if trees else 1,
+        rollback=rollback,
+        answers_later=draw(st.booleans(), "later"),
+    )
     drafters: list[Any] = []
     if kind in ("model", "both"):
         draft = near(words, 3, draw(st.sampled_from([0.0, 0.4, 1.0]), "share"))
@@ -108,6 +116,7 @@ def test_any_setting(data: st.DataObject) -> None:
         max_batch=draw(st.sampled_from([None, 3])),
         linear=draw(st.booleans(), "linear"),
     )
+    go_ahead(engine, draw(st.sampled_from(AHEAD), "ahead"))
     prompt = draw(st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=20), "prompt")
     for _ in range(2):
         asked = request(
@@ -133,9 +142,10 @@ def test_any_setting(data: st.DataObject) -> None:
     seed=st.integers(0, 2**64 - 1),
     rule=st.sampled_from(["rejection", "block"]),
     rollback=st.sampled_from(["free", "checkpoint"]),
+    ahead=st.sampled_from(AHEAD),
 )
 def test_a_seed_repeats_the_text(
-    words: int, params: SamplingParams, seed: int, rule: str, rollback: Any
+    words: int, params: SamplingParams, seed: int, rule: str, rollback: Any, ahead: int | None
 ) -> None:
     """Rules with coins promise less: the same text for the same seed and the same drafts."""
 
@@ -144,7 +154,7 @@ def test_a_seed_repeats_the_text(
         draft = FakeModel(near(target, 3, 0.5), rollback=rollback)
         engine = Engine(FakeModel(target, rollback=rollback), [ModelDrafter(Follower(draft))])
         asked = request([3, 1, 4], rule, sampling=params, seed=seed)
-        return run(engine, asked).tokens
+        return run(go_ahead(engine, ahead), asked).tokens
 
     assert once() == once()
 

@@ -15,7 +15,7 @@ from specllama.engine.engine import Engine
 from specllama.engine.request import EndEvent
 from specllama.errors import EngineError
 from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, language, near
-from tests.engine.harness import GREEDY, PLAIN, check, expected, request
+from tests.engine.harness import GREEDY, PLAIN, check, expected, go_ahead, request
 
 N_CTX = 200
 N_SLOTS = 2
@@ -37,6 +37,7 @@ class Sessions(RuleBasedStateMachine):
         branches=st.sampled_from([0, 2]),
         linear=st.booleans(),
         n_batch=st.integers(4, 12),
+        ahead=st.sampled_from([None, 1, 4, 9]),
     )
     def open(
         self,
@@ -46,6 +47,7 @@ class Sessions(RuleBasedStateMachine):
         branches: int,
         linear: bool,
         n_batch: int,
+        ahead: int | None,
     ) -> None:
         self.words = language(seed)
         self.draft = FakeModel(
@@ -59,6 +61,7 @@ class Sessions(RuleBasedStateMachine):
             ModelDrafter(Follower(self.draft)),
         ]
         self.engine = Engine(self.target, drafters, n_slots=N_SLOTS, linear=linear)
+        go_ahead(self.engine, ahead)
         self.lives: list[Any] = []
         self.histories: list[list[int]] = [[1, 2, 3]]
 

@@ -100,6 +100,17 @@ def test_keep_prefix_believes_what_it_is_told(cache: TokenCache) -> None:
     agree(cache, FIRST)
 
 
+@pytest.mark.parametrize("start", range(8))
+@pytest.mark.parametrize("count", range(7))
+def test_ends_with(cache: TokenCache, start: int, count: int) -> None:
+    """From that place on these tokens, and nothing behind them."""
+    cache.fill(0, FIRST)
+    run = FIRST[start : start + count]
+    assert cache.ends_with(0, start, run) == (start + len(run) == 6)
+    assert not cache.ends_with(0, start, [*run[:-1], 9])
+    assert cache.ends_with(1, start, []) == (start == 0)
+
+
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_repair(cache: TokenCache, when: Any) -> None:
     fake = cache.backend

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specllama.errors import EngineError, UsageError
+from specllama.llama import context as context_module
 from specllama.llama.context import Context, default_threads
 from specllama.llama.model import Model
 
@@ -55,6 +57,149 @@ class TestRows:
         before = context.seconds
         read(context, IDS)
         assert 0.0 < context.seconds - before < 10.0
+
+
+def decode(context: Context, meanwhile: Callable[[], None] | None = None) -> np.ndarray:
+    """Ten tokens of sequence 0, anew; the last two rows."""
+    context.drop(0)
+    wanted = [n > 7 for n in range(10)]
+    return context.decode(IDS, range(10), [(0,)] * 10, wanted, meanwhile)
+
+
+class Times:
+    """A clock that only what is told takes time on: of each look at it, in order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.steps: list[float] = []
+
+    def perf_counter(self) -> float:
+        self.now += self.steps.pop(0) if self.steps else 0.0
+        return self.now
+
+
+class TestMeanwhile:
+    @pytest.fixture
+    def times(self, monkeypatch: pytest.MonkeyPatch) -> Times:
+        times = Times()
+        monkeypatch.setattr(context_module, "time", times)
+        return times
+
+    def timed(self, context: Context, times: Times, queued_s: float, waited_s: float) -> None:
+        """A decode whose call takes so long, and whose rows so much longer."""
+        times.steps = [0.0, queued_s, 0.0, waited_s]
+        decode(context)
+
+    def busy(self, context: Context, times: Times, seconds: float, waited_s: float) -> None:
+        """A decode that is queued at once, and so much is done meanwhile."""
+        times.steps = [0.0, 0.0, 0.0, seconds, 0.0, waited_s]
+        decode(context, lambda: None)
+
+    def test_once_between_queueing_and_rows(
+        self, context: Context, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = decode(context).copy()
+        rows = context._logits
+        order: list[str] = []
+
+        def watched(count: int) -> Any:
+            order.append("rows")
+            return rows(count)
+
+        monkeypatch.setattr(context, "_logits", watched)
+
+        def meanwhile() -> None:
+            order.append(f"meanwhile {context.length(0)}")
+
+        assert np.array_equal(decode(context, meanwhile), expected)
+        assert order == ["meanwhile 10", "rows"]
+
+    def test_another_context_decodes_meanwhile(self, model: Model, context: Context) -> None:
+        expected = decode(context).copy()
+        other = Context(model, n_ctx=256, n_batch=32, threads=1, flash_attn="on")
+        found: list[np.ndarray] = []
+        rows = decode(context, lambda: found.append(read(other, IDS[:3])))
+        assert np.array_equal(rows, expected)
+        assert found[0].shape == (3, 49152)
+        other.close()
+
+    @pytest.mark.parametrize("error", [EngineError, KeyboardInterrupt])
+    def test_an_exception_leaves_the_context_usable(
+        self, context: Context, error: type[BaseException]
+    ) -> None:
+        def meanwhile() -> None:
+            raise error("broken off")
+
+        expected = decode(context).copy()
+        with pytest.raises(error, match="broken off"):
+            decode(context, meanwhile)
+        assert context.length(0) == 10, "all that was queued"
+        assert np.array_equal(decode(context), expected)
+
+    def test_not_where_llama_cpp_refuses(self, context: Context) -> None:
+        called: list[int] = []
+        read(context, IDS[:3])
+        with pytest.raises(EngineError):
+            context.decode([5], [7], [(0,)], [True], lambda: called.append(1))
+        with pytest.raises(EngineError):
+            context.decode([5], [0], [(9,)], [True], lambda: called.append(1))
+        assert not called
+
+    def test_its_time_is_not_the_models(self, context: Context, times: Times) -> None:
+        before = context.seconds
+        times.steps = [0.0, 0.25, 0.0, 64.0, 0.0, 0.5]
+        decode(context, lambda: None)
+        assert context.seconds - before == pytest.approx(0.75)
+        assert not times.steps
+
+    def test_a_cpu_answers_at_once(self, context: Context) -> None:
+        for _ in range(5):
+            read(context, IDS)
+            context.drop(0)
+        assert not context.answers_later
+
+    def test_a_fresh_context_has_not_been_seen_to_wait(self, context: Context) -> None:
+        context._waits.clear()
+        assert not context.answers_later
+
+    def test_most_of_the_latest_decodes_count(self, context: Context, times: Times) -> None:
+        """Nine of them: five that waited for longer than it took to queue them."""
+        for _ in range(9):
+            self.timed(context, times, 0.5, 0.25)
+        seen = []
+        for waited_s in (1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.25):
+            self.timed(context, times, 0.5, waited_s)
+            seen.append(context.answers_later)
+        assert seen == [False] * 4 + [True] * 3
+        for _ in range(3):
+            self.timed(context, times, 0.5, 0.5)
+        assert not context.answers_later, "five of the latest nine did not wait"
+
+    def test_one_hiccup_says_nothing(self, context: Context, times: Times) -> None:
+        for n in range(30):
+            self.timed(context, times, 0.1, 1.0 if n % 4 else 0.0)
+            assert n < 9 or context.answers_later
+
+    def test_decodes_that_something_was_done_beside_do_not_count(
+        self, context: Context, times: Times
+    ) -> None:
+        """Their rows may have come meanwhile."""
+        for _ in range(9):
+            self.timed(context, times, 0.1, 1.0)
+        for _ in range(12):
+            self.busy(context, times, 1.0, 0.0)
+        assert context.answers_later
+
+    def test_overran(self, context: Context, times: Times) -> None:
+        """Nothing was left to wait for: what was done took longer than the decode."""
+        seen = []
+        for seconds, waited_s in ((1.0, 0.0), (1.0, 0.04), (1.0, 0.06), (0.0, 0.0), (0.1, 0.1)):
+            self.busy(context, times, seconds, waited_s)
+            seen.append(context.overran)
+        assert seen == [True, True, False, False, False]
+        self.busy(context, times, 1.0, 0.0)
+        self.timed(context, times, 0.1, 0.0)
+        assert not context.overran, "of the latest decode"
 
 
 class TestRefusals:

@@ -148,6 +148,27 @@ def test_ragged_batches_have_the_bits_of_single_tokens(context: ConstantWidth) -
     assert context.length(0) == len(ids)
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("size", [1, WIDTH, 12])
+def test_something_is_done_beside_the_first_of_several_decodes(
+    context: ConstantWidth, size: int
+) -> None:
+    """Once, when no more than a width of tokens has been queued."""
+    ids = [504, 2365, 282, 4649, 314, 3575, 28, 284, 260, 2240, 339, 411][:size]
+    batch = (ids, range(size), [(0,)] * size, [True] * size)
+    expected = context.decode(*batch).copy()
+    context.drop(0)
+    held: list[int] = []
+    rows = context.decode(*batch, lambda: held.append(context.length(0)))
+    assert held == [WIDTH]
+    assert np.array_equal(rows, expected)
+    assert context.length(0) == size
+    context.drop(0)
+    context.width = 0
+    context.decode(*batch, lambda: held.append(context.length(0)))
+    assert held == [WIDTH, size]
+
+
 Open = Callable[..., SpeculativeDecoder]
 
 

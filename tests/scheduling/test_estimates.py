@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -412,7 +413,7 @@ class TestAcceptance:
         for _ in range(length):
             observe(acceptance, 1, accepted, 1, [0.5])
         way = (acceptance.known()["depths"][0] - usual) / (accepted - usual)
-        assert 0.02 < way <= 0.15, "of the way to what it was like, however long"
+        assert 0.01 < way <= 0.15, "of the way to what it was like, however long"
 
     def test_a_new_reply_is_expected_to_be_as_usual(self) -> None:
         """Far nearer to what is usual than to the reply before it, and quick to learn."""
@@ -617,7 +618,7 @@ class TestSizes:
         known.begin(1)
         assert known.padded(1) == 1
 
-    @pytest.mark.parametrize(("good", "size"), [(1, 2), (2, 3), (3, 4), (6, 7)])
+    @pytest.mark.parametrize(("good", "size"), [(1, 2), (2, 3), (3, 4), (5, 6)])
     def test_it_holds_as_many_as_are_accepted(self, good: int, size: int) -> None:
         known = graphs(good=good)
         known.settle_size(lambda: chain(known).rate)
@@ -634,9 +635,10 @@ class TestSizes:
 
     def test_it_changes_between_replies_where_that_pays(self) -> None:
         """A rate that is as good at a smaller size is not worth going there."""
-        known, settled = graphs(), []
+        known, settled, age = graphs(), [], 70
         for four, eight in ((400.0, 300.0), (384.0, 405.0), (403.0, 405.0), (420.0, 405.0)):
-            self.ask(known, {4: four, 8: eight}, 70)
+            self.ask(known, {4: four, 8: eight}, age)
+            age *= 2  # each time it is chosen, the next time is farther away
             assert trying(known) == (settled or [4])[-1], "not within a reply"
             known.costs.observe_reading(10, 0.02)
             known.begin(1)
@@ -651,10 +653,24 @@ class TestSizes:
         known.observe_batch(1, H100[1])
         known.begin(1)
         self.ask(known, {4: 400.0})
-        self.ask(known, {8: 500.0}, 250)
+        self.ask(known, {8: 500.0}, 500)
         assert trying(known) == 4
-        self.ask(known, {8: 500.0}, 10)
+        self.ask(known, {8: 500.0}, 20)
         assert trying(known) == 8
+
+    def test_it_is_chosen_ever_more_seldom(self) -> None:
+        """Trying all sizes takes milliseconds before a reply."""
+        known, asked = graphs(), []
+        for n in range(4000):
+            known.costs.observe_reading(10, 0.02)
+            known.begin(1)
+            known.settle_size(lambda n=n: asked.append(n) or 1.0)  # type: ignore[misc, func-returns-value]
+            known.observe_batch(1, H100[1])
+        times = sorted(set(asked))
+        gaps = [later - sooner for sooner, later in pairwise(times)]
+        assert gaps[0] < 200
+        assert gaps == sorted(gaps)
+        assert gaps[-1] == pytest.approx(1024, abs=1)
 
     @staticmethod
     def ask(known: Scheduler, rates: dict[int, float], times: int = 1) -> None:
@@ -899,20 +915,20 @@ class TestAccount:
     def test_long_replies_bear_more_from_the_start(self) -> None:
         """Up to the 15 ms that the budget gives, however long."""
         slack = [Account(self.known, n).slack_s for n in (8, 32, 128, 4096, None)]
-        assert slack == pytest.approx([0.0024, 0.0096, 0.0152, 0.0152, 0.0152])
+        assert slack == pytest.approx([0.004, 0.0152, 0.0152, 0.0152, 0.0152])
 
     def test_the_first_round_behind_a_prompt_changes_sizes_anyway(self) -> None:
         """Plain decoding does it too: it neither keeps from drafting nor counts as a loss."""
         known = Scheduler()
         sizes = {1: 0.003, 2: 0.0031, 3: 0.0032}
         known.recall(CostTable(same=sizes, other={n: s + 0.002 for n, s in sizes.items()}))
-        account = Account(known, 40)
+        account = Account(known, 24)
         known.costs.observe_reading(10, 0.02)
         known.begin(1)
         assert known.affordable(account, "", 1, 1) == 1
         known.observe_batch(2, 0.0051)
         known.settle(0.0051, 0.0, [share(account, 1, 1)])
-        assert account.slack_s == pytest.approx(0.03 * 40 * 0.003 - 0.0001)
+        assert account.slack_s == pytest.approx(0.05 * 24 * 0.003 - 0.0001)
         known.begin(1)
         known.observe_batch(1, 0.005)
         known.begin(1)
@@ -977,7 +993,7 @@ class TestAccount:
 
     @pytest.mark.parametrize(
         ("promised", "stake"),
-        [(-1.0, 0.03), (0.0, 0.03), (0.06, 0.03), (0.1, 0.05), (0.2, 0.1)],
+        [(-1.0, 0.05), (0.0, 0.05), (0.06, 0.05), (0.12, 0.06), (0.2, 0.1)],
     )
     def test_the_stake_follows_the_promise(self, promised: float, stake: float) -> None:
         known = graphs()
@@ -996,11 +1012,11 @@ class TestAccount:
             account.book(known.plain_s, known.plain_s)
 
     def test_drafts_no_more_than_it_can_lose(self) -> None:
-        """At 5 ms a token and 3 % of 40 of them in hand: four refused ones of 1.5 ms are borne."""
+        """At 5 ms a token and 5 % of 40 of them in hand: six refused ones of 1.5 ms are borne."""
         known = Scheduler()
         known.recall(CostTable(same={n: 0.0035 + 0.0015 * n for n in range(1, 9)}))
         account = Account(known, 40)
-        assert known.affordable(account, "", 8, 8) == 4
+        assert known.affordable(account, "", 8, 8) == 6
         known.costs.observe_draft("model", 1, 0.004)
         assert known.affordable(account, "model", 8, 8) == 1
         for _ in range(120):
@@ -1104,7 +1120,7 @@ def stopping(known: Scheduler, rate: float, most: int = 8, p_min: float = 0.0) -
 class TestStopping:
     def test_ends_where_acceptance_ends(self) -> None:
         known = scheduler(0.01, 0.02, 3, 0.001)
-        policy = stopping(known, chain(known).rate)
+        policy = stopping(known, 0.98 * chain(known).rate)  # at its own rate nothing is gained
         assert [policy.go_on(n, None) for n in range(5)] == [True] * 3 + [False] * 2
 
     def test_ends_where_the_draft_is_unsure(self) -> None:
