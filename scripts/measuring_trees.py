@@ -25,7 +25,8 @@ from specllama.llama.cache import TokenCache
 from specllama.sampling.chain import Sampler
 from specllama.sampling.distribution import Distribution
 from specllama.sampling.params import SamplingParams
-from specllama.scheduling.scheduler import Account, Scheduler
+from specllama.scheduling.account import Account
+from specllama.scheduling.scheduler import Scheduler
 from specllama.verification import RULES
 
 SHAPE = FixedShape((2, 3, 4))

@@ -37,7 +37,8 @@ from specllama.engine.propose import Limits, propose
 from specllama.results import SpecStats
 from specllama.sampling.params import SamplingParams
 from specllama.scheduling.acceptance import Step
-from specllama.scheduling.scheduler import Account, Scheduler, Share
+from specllama.scheduling.account import Account
+from specllama.scheduling.scheduler import Scheduler, Share
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 

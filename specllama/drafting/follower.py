@@ -100,12 +100,11 @@ class Follower:
         Args:
             beside: as of `able`.
         """
-        cache, start = self.cache, len(want.ids)
-        if not cache.ends_with(want.key, start, tokens[:-1]):
+        start = len(want.ids)
+        if not self.cache.ends_with(want.key, start, tokens[:-1]):
             return False
         self._agreed[want.key] = start
-        fits = start + want.limit <= self.backend.n_ctx
-        return fits and self.has_room(self._lacking([want, *beside]))
+        return self.has_room(self._lacking([want, *beside]))
 
     def has_room(self, n_tokens: int) -> bool:
         """Whether so many more tokens fit beside all that is held."""

@@ -50,7 +50,7 @@ class ModelDrafter(FollowingDrafter):
         Args:
             resumed: those that do; this one is added if it does.
         """
-        old, chain = self._chains.pop(want.key, None), _Chain(want)
+        old, chain = self._chains.get(want.key), _Chain(want)
         self._chains[want.key] = chain
         drawn = old.behind(want.ids) if old is not None else []
         if drawn and self._follower.resumes(want, [look.token for look in drawn], resumed):
@@ -203,16 +203,16 @@ class _Chain:
     def is_proposed(self, tokens: Sequence[int]) -> bool:
         """Whether this is what is being verified now."""
         used = [look.token for look in self.drawn[: self.n_used]]
-        return self.is_read and len(self.want.ids) == self._start and used == list(tokens)
+        return len(self.want.ids) == self._start and used == list(tokens)
 
     def goes_ahead(self, count: int) -> bool:
         """Whether to draft on behind the proposal."""
-        return self.is_read and 0 < len(self.drawn) < self.n_used + count
+        return self.is_read and len(self.drawn) < self.n_used + count
 
     def behind(self, ids: Sequence[int]) -> list[_Look]:
         """What was drawn behind the proposal and the token after it, if the ids went that way."""
         said = len(ids) - self._start
-        agrees = self.n_used < said < len(self.drawn) and all(
+        agrees = self.n_used < said and all(
             look.token == token for look, token in zip(self.drawn, ids[self._start :], strict=False)
         )
         return self.drawn[said:] if agrees else []

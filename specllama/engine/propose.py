@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import Shape, ValueShape
 from specllama.engine.sequence import Sequence as Live
+from specllama.scheduling.account import USUAL_TOKENS
 from specllama.scheduling.policy import Policy, Stopping
-from specllama.scheduling.scheduler import USUAL_TOKENS, Bet, Scheduler, kind
+from specllama.scheduling.scheduler import Bet, Scheduler, kind
 from specllama.verification.types import Proposal
 
 PROBE_TOKENS = 1
@@ -80,13 +81,13 @@ def draft_on(
         proposals = {
             live.key: plan.proposal.tokens
             for live, plan in group
-            if plan.proposal.source in ("", drafter.name)
+            if not len(plan.proposal) or plan.proposal.source == drafter.name
         }
         longest = 1 + max(live.request.draft_max for live, _ in group)
-        count = min(longest, scheduler.fitting(drafter.name, n_tokens, len(group)))
+        count = min(longest, scheduler.ahead.fitting(drafter.name, n_tokens, len(group)))
         started = time.perf_counter()
         n_looks = drafter.go_ahead(proposals, count) if count else 0
-        scheduler.observe_ahead(drafter.name, n_looks, time.perf_counter() - started)
+        scheduler.ahead.observe(drafter.name, n_looks, time.perf_counter() - started)
 
 
 def _may_draft(live: Live) -> bool:
@@ -251,7 +252,7 @@ def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None
     if not drafter.free:
         looks = max(_looks(p, q) for (_, p, _), q in zip(asked, proposals, strict=True))
         ready = min(policy.ready for _, policy, _ in asked)
-        scheduler.observe_ready(drafter.name, min(ready, looks), looks)
+        scheduler.ahead.observe_ready(drafter.name, min(ready, looks), looks)
         looks = max(0, looks - ready)
         draft_s = scheduler.drafting_s(drafter.name, looks, len(asked))
         scheduler.observe_draft(drafter.name, looks, seconds, len(asked))

@@ -16,7 +16,7 @@ from specllama.sampling.constraint import Constraint, NothingAllowed, States
 from specllama.sampling.distribution import Distribution
 from specllama.sampling.noise import GreedyDrafts
 from specllama.sampling.params import SamplingParams
-from specllama.scheduling.scheduler import Account
+from specllama.scheduling.account import Account
 from specllama.verification.types import Proposal
 
 _MOST_SIBLINGS = 32  # as many as there are sequence ids for

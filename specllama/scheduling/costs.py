@@ -25,6 +25,7 @@ _NEWS = 0.03
 _RENEWAL = 32
 _CHANGING = 2
 _CONFIRMED = 2
+_TRUSTED = 3
 
 
 class Typical:
@@ -58,6 +59,11 @@ class Typical:
         self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]
         self.count += 1
         return True
+
+    @property
+    def latest(self) -> float:
+        """The latest time that was believed (there is one)."""
+        return self._recent[-1]
 
     def _is_implausible(self, seconds: float) -> bool:
         return not 1 / _IMPLAUSIBLE <= seconds / self.value <= _IMPLAUSIBLE
@@ -107,6 +113,7 @@ class Costs:
         self._in_a_row = 0
         self._has_changed = False
         self._draft: dict[tuple[str, int], dict[int, Typical]] = {}
+        self._looks: dict[tuple[str, int], Seconds] = {}
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._reading = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
@@ -207,10 +214,13 @@ class Costs:
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int = 1) -> None:
         """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
         if n_looks > 0:
-            table = self._draft.setdefault((name, n_lives), defaultdict(Typical))
-            before = table[n_looks].value
-            table[n_looks].observe(seconds)
-            if self._is_off(table[n_looks].value, before):
+            which = name, n_lives
+            table = self._draft.setdefault(which, defaultdict(Typical))
+            if table[n_looks].observe(seconds):
+                table[n_looks] = table.pop(n_looks)  # the latest comes last
+            before, now = self._looks.get(which, {}), _plausible(table)
+            self._looks[which] = now
+            if any(self._is_off(s, before.get(n, 0.0)) for n, s in now.items()):
                 self.draft_version += 1
 
     # what to expect
@@ -299,11 +309,8 @@ class Costs:
 
     def _draft_table(self, name: str, n_lives: int) -> tuple[Seconds, float]:
         """The table of that many sequences, else of one that is known, and by what to multiply."""
-        tables = {
-            lives: values
-            for (whose, lives), table in self._draft.items()
-            if whose == name and (values := _plausible(table))
-        }
+        known = self._looks.items()
+        tables = {lives: seen for (whose, lives), seen in known if whose == name and seen}
         if n_lives in tables:
             return tables[n_lives], 1.0
         if tables:
@@ -368,16 +375,23 @@ def _values(times: dict[int, Typical], least: int = _CONFIRMED) -> Seconds:
 
 
 def _plausible(times: dict[int, Typical]) -> Seconds:
-    """Seconds of looks in a row, none dearer for its number than shorter ones.
+    """Seconds of looks in a row, none dearer for its number than shorter ones measured since.
 
     Later looks never cost more than the first ones: times that are longer are a hiccup's, and
-    would stay, since a length that seems dear is not tried again.
+    would stay, since a length that seems dear is not tried again. Where the drafter became slow,
+    it is the shorter ones that are out of date; a few times alone are no sign of that.
+
+    Args:
+        times: in the order in which they were last measured.
     """
     found: Seconds = {}
-    each = math.inf
-    for n, seconds in sorted(_values(times, least=1).items()):
-        found[n] = min(seconds, n * each)
-        each = min(each, found[n] / n)
+    each = {n: typical.latest / n for n, typical in times.items() if typical.count}
+    since: Seconds = {}
+    for n in reversed(each):
+        shorter = each if times[n].count < _TRUSTED else since
+        cheapest = min((seconds for m, seconds in shorter.items() if m < n), default=math.inf)
+        found[n] = min(times[n].value, n * cheapest)
+        since[n] = each[n]
     return found
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specllama.results import SpecStats
+from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
 from specllama.scheduling.costs import Costs
-from specllama.scheduling.scheduler import BUDGET_S, BUDGET_SHARE, Scheduler, kind
+from specllama.scheduling.scheduler import Scheduler, kind
 from specllama.scheduling.table import CostTable
 
 _LENGTHS = (1, 2, 3, 4, 6, 8)

@@ -1,8 +1,7 @@
 """How much to draft, and with what: drafting is an investment that is measured.
 
 A proposal is worth its expected tokens per expected second, and none at all (plain decoding) is
-always a candidate. Losses are bounded: what a sequence may lose against plain decoding is a budget
-of `BUDGET_SHARE` of its plain time and `BUDGET_S`, and a round drafts only so much as the budget
+always a candidate. Losses are bounded (`account.py`): a round drafts only so much as the budget
 bears should all of it be refused.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +16,8 @@ from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
 from specllama.results import SpecStats
 from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
+from specllama.scheduling.account import USUAL_TOKENS, Account
+from specllama.scheduling.ahead import Ahead
 from specllama.scheduling.costs import Costs, Typical
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
@@ -25,23 +25,12 @@ from specllama.scheduling.prices import RoundPrices
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 
-BUDGET_SHARE = 0.02
-BUDGET_S = 0.02
-_RESERVE_S = 0.005
-_SMALL_RESERVE_S = 0.001
-_RISKED_SHARE = 0.05
-_STAKED_SHARE = 0.5
-USUAL_TOKENS = 128
 _HICCUP = 2.0
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
 _LAST_PROBE = 512
 _REST = 15
-_SHADOW = 0.9
-_LESS, _MORE = 0.9, 1.005
-_BESIDE = 2.0
-_HIDDEN_WEIGHT = 0.05
 _SETTLED_IN = 16
 _FIRST_TREE = (2, 2, 1)
 _PLAN_AGE = 64
@@ -126,6 +115,9 @@ class Scheduler(RoundPrices):
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
+
+    Attributes:
+        ahead: what is drafted while the target is at work.
     """
 
     def __init__(self, max_batch: int = 1 << 30) -> None:
@@ -142,9 +134,7 @@ class Scheduler(RoundPrices):
         self._drafting_s = 0.0
         self._expected_s: float | None = 0.0
         self._paying = False
-        self._ahead: dict[str, Typical] = defaultdict(Typical)
-        self._hidden: dict[str, float] = {}
-        self._shadow = _SHADOW
+        self.ahead = Ahead(self)
         self._rest = self._rested = 0
         self._may_rest = False
 
@@ -164,7 +154,6 @@ class Scheduler(RoundPrices):
         self._rest -= 1
         self._rested += 1
         self.costs.n_decodes += 1
-        self._age += 1
         own = self.plain_s / len(accounts)
         for account in accounts:
             account.book(own, own)
@@ -251,7 +240,7 @@ class Scheduler(RoundPrices):
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self.batch_s(1 + n) for n in range(limit + 1)]
-        paid = 1.0 - self._hidden.get(name, 0.0)
+        paid = 1.0 - self.ahead.ready_share(name)
         draft = [paid * self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
 
@@ -394,31 +383,11 @@ class Scheduler(RoundPrices):
             self.costs.observe_draft(name, n_looks, seconds, n_lives)
         self._drafting_s += seconds
 
-    def fitting(self, name: str, n_tokens: int, n_lives: int) -> int:
-        """How many positions a drafter can look at while the target decodes so many tokens."""
-        costs, ahead = self.costs, self._ahead[name]
-        each = ahead.value or _BESIDE * costs.draft_s(name, 1, n_lives)
-        if not each or not costs.steady():
-            return 1
-        self._shadow = min(_SHADOW, self._shadow * _MORE)
-        return int(self._shadow * costs.target_s(n_tokens) / each)
-
     def overran(self, n_tokens: int) -> None:
-        """Looking ahead took longer than the decode of so many tokens: look at less for a while."""
-        self._shadow *= _LESS
+        """Drafting ahead took longer than the decode of so many tokens: its own is not known."""
+        self.ahead.overran()
         self._expected_s = None
         self.costs.pass_by(n_tokens)
-
-    def observe_ahead(self, name: str, n_looks: int, seconds: float) -> None:
-        """What it took to look at so many positions beside the target's work."""
-        if n_looks:
-            self._ahead[name].observe(seconds / n_looks)
-
-    def observe_ready(self, name: str, n_ready: int, n_looks: int) -> None:
-        """How many of a proposal's looks had been taken ahead."""
-        if n_looks:
-            hidden = self._hidden.get(name, 0.0)
-            self._hidden[name] = hidden + _HIDDEN_WEIGHT * (n_ready / n_looks - hidden)
 
     def learn(
         self,
@@ -498,52 +467,6 @@ class Scheduler(RoundPrices):
             forecast.seconds += predicted_s / len(shares)
             forecast.measured_tokens += share.n_emitted
             forecast.measured_s += seconds / len(shares)
-
-
-class Account:
-    """One sequence's gains and losses against plain decoding.
-
-    Args:
-        n_tokens: the most that it will emit, None where nobody said.
-
-    Attributes:
-        promised: the share of its time that drafting is expected to save.
-    """
-
-    def __init__(self, scheduler: Scheduler, n_tokens: int | None = None) -> None:
-        self._scheduler = scheduler
-        self._usual = min(n_tokens or USUAL_TOKENS, USUAL_TOKENS)
-        self._lost = 0.0
-        self._plain = 0.0
-        self.promised = 0.0
-
-    @property
-    def slack_s(self) -> float:
-        """Seconds that the next round may lose: it emits a token, which takes a plain round.
-
-        A little of the budget is left for decodes that take longer than they usually do, less
-        where a device of its own takes them. Where tokens are fast, it is no more than a share of
-        the reply as it is expected: `_RISKED_SHARE`, or `_STAKED_SHARE` of what drafting promises
-        to save.
-        """
-        one = self._scheduler.plain_s / self._scheduler.n_live
-        elapsed = self._plain + one
-        reserve = _RESERVE_S if not self._scheduler.costs.switch_s else _SMALL_RESERVE_S
-        budget = BUDGET_SHARE * elapsed + BUDGET_S - reserve
-        share = max(_RISKED_SHARE, _STAKED_SHARE * self.promised)
-        return min(budget, share * max(elapsed, self._usual * one)) - self._lost
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether this round may draft at all: where not even a token, nobody need be asked."""
-        known = self._scheduler
-        return known.knows_plain and known.affordable(self, "", 1, 1) == 1
-
-    def book(self, seconds: float, plain: float) -> None:
-        """What a round cost this sequence, and what its tokens would have cost without drafts."""
-        if math.isfinite(seconds):
-            self._lost += seconds - plain
-            self._plain += plain
 
 
 def kind(name: str, temperature: float) -> str:

@@ -136,6 +136,20 @@ def test_go_on_sees_the_best_probability_before_the_draw() -> None:
     assert asked[1] == (0, best)
 
 
+def test_go_on_can_end_a_chain_before_the_next_decode() -> None:
+    """Whether what it would look at was drafted ahead or not."""
+    drafter, fake = drafter_over()
+    ids = [1, 2, 3]
+    brief = want(ids, go_on=lambda drafted, confidence: drafted < 2 or confidence is not None)
+    (first,) = drafter.propose([brief])
+    assert first.tokens == said(ids, 2)
+    assert fake.batches == [3, 1]
+    drafter.go_ahead({0: first.tokens}, 9)
+    ids += said(ids, 3)
+    assert drafter.ready(0, ids) == 8
+    assert drafter.propose([replace(brief, ids=ids)])[0].tokens == said(ids, 2)
+
+
 def test_no_room_for_the_whole_draft() -> None:
     drafter, fake = drafter_over(n_ctx=8)
     assert len(drafter.propose([want([1] * 5)])[0]) == 0
@@ -233,6 +247,7 @@ class TestAhead:
         (first,) = drafter.propose([short])
         assert len(first) == 2
         assert drafter.go_ahead({0: first.tokens}, 4) == 3
+        assert drafter.go_ahead({0: first.tokens}, 4) == 0, "it is drawn once"
         ids += said(ids, 3)
         assert drafter.ready(0, ids) == 3
         fake.batches.clear()
@@ -328,22 +343,26 @@ class TestAhead:
 
     @pytest.mark.parametrize("n_ctx", range(20, 45))
     @pytest.mark.parametrize("fresh", [0, 1, 2])
-    def test_all_of_them_have_room_for_what_follows(self, n_ctx: int, fresh: int) -> None:
-        """Those that go on and those that begin anew; else the others, not the draft, break off."""
+    @pytest.mark.parametrize(("keys", "count", "limit"), [((0, 1, 2), 2, 5), ((2,), 9, 1)])
+    def test_all_of_them_have_room_for_what_follows(
+        self, n_ctx: int, fresh: int, keys: tuple[int, ...], count: int, limit: int
+    ) -> None:
+        """Those that go on, even if they have more than they may say, and those that begin anew."""
         drafter, fake = drafter_over(n_seq=4, n_ctx=n_ctx)
         prompts = {key: [key, 2, 3] for key in range(3)}
         proposals = drafter.propose([want(ids, key=key) for key, ids in prompts.items()])
-        drafter.go_ahead({key: p.tokens for key, p in enumerate(proposals)}, 2)
+        drafter.go_ahead({key: proposals[key].tokens for key in keys}, count)
         ids = {key: [*ids, *said(ids, 5)] for key, ids in prompts.items()}
         for key in range(fresh):
             ids[key][-1] = (ids[key][-1] + 1) % 15
-        second = drafter.propose([want(ids[key], key=key, limit=5) for key in (2, 1, 0)])
-        for key, proposal in zip((2, 1, 0), second, strict=True):
-            assert proposal.tokens in ((), said(ids[key], 5))
+        limits = {2: limit, 1: 5, 0: 5}
+        second = drafter.propose([want(ids[key], key, limits[key]) for key in limits])
+        for key, proposal in zip(limits, second, strict=True):
+            assert proposal.tokens in ((), said(ids[key], limits[key]))
         clean(drafter, fake)
         for key in ids:
             held = fake.tokens(key)
-            assert held == (*ids[key], *said(ids[key], 5))[: len(held)]
+            assert held == (*ids[key], *said(ids[key], 9))[: len(held)]
 
     def test_a_limit_that_the_context_does_not_bear(self) -> None:
         """As without what was drafted ahead: all of it has to fit, or nothing is proposed."""

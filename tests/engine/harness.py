@@ -151,7 +151,7 @@ def run(engine: Engine, asked: Request) -> Outcome:
 def go_ahead(engine: Engine, count: int | None) -> Engine:
     """An engine whose drafters have time for so many looks while the target works; None: never."""
     target_of(engine).answers_later = count is not None
-    engine.scheduler.fitting = lambda name, n_tokens, n_lives: count or 0  # type: ignore[method-assign]
+    engine.scheduler.ahead.fitting = lambda name, n_tokens, n_lives: count or 0  # type: ignore[method-assign]
     return engine
 
 

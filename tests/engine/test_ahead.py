@@ -15,7 +15,11 @@ from specllama.drafting.tree import TreeDrafter
 from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
 from specllama.errors import EngineError
+from specllama.scheduling.ahead import Ahead
+from specllama.scheduling.policy import Stopping
+from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
+from tests.engine.clock import Clock
 from tests.engine.fake_model import FakeModel, Fault, Language, near
 from tests.engine.harness import (
     GREEDY,
@@ -28,6 +32,7 @@ from tests.engine.harness import (
     request,
     right,
     run,
+    target_of,
     watch_for,
 )
 from tests.engine.test_engine import chain, ending_late
@@ -118,7 +123,7 @@ def test_less_time_makes_some_of_it(count: int) -> None:
 
 def test_only_where_the_target_answers_later() -> None:
     engine, drafter = opened(WORDS, None)
-    engine.scheduler.fitting = lambda name, n_tokens, n_lives: 9  # type: ignore[method-assign]
+    engine.scheduler.ahead.fitting = lambda name, n_tokens, n_lives: 9  # type: ignore[method-assign]
     run(engine, request(PROMPT))
     assert not drafter.log.ahead
 
@@ -241,7 +246,7 @@ def test_how_much_fits_is_asked_of_the_decode_that_is_at_work(size: int) -> None
         asked.append((name, n_tokens, n_lives))
         return 2
 
-    engine.scheduler.fitting = fitting  # type: ignore[method-assign]
+    engine.scheduler.ahead.fitting = fitting  # type: ignore[method-assign]
     engine.scheduler.fixed_size = lambda n_tokens: size  # type: ignore[method-assign]
     target = engine.backend
     assert isinstance(target, FakeModel)
@@ -254,18 +259,83 @@ def test_how_much_fits_is_asked_of_the_decode_that_is_at_work(size: int) -> None
     assert target.batches == [max(4, size)]
 
 
-def test_what_it_took_is_told_to_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = opened(WORDS, 3)
-    told: list[tuple[str, int, float]] = []
-    ready: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(engine.scheduler, "observe_ahead", lambda *seen: told.append(seen))
-    monkeypatch.setattr(engine.scheduler, "observe_ready", lambda *seen: ready.append(seen))
-    engine.add(request(PROMPT, draft_max=4))
+@dataclass
+class Told:
+    """What the scheduler heard."""
+
+    ahead: list[tuple[str, int, float]] = field(default_factory=list)
+    ready: list[tuple[str, int, int]] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told = Told()
+    monkeypatch.setattr(Ahead, "observe", lambda self, *seen: told.ahead.append(seen))
+    monkeypatch.setattr(Ahead, "observe_ready", lambda self, *seen: told.ready.append(seen))
+    monkeypatch.setattr(
+        propose_module.Scheduler,
+        "observe_draft",
+        lambda self, name, n_looks, *seen: told.looks.append(n_looks),
+    )
+    return told
+
+
+@pytest.mark.parametrize(("count", "ready", "paid"), [(1, 0, 4), (3, 2, 2), (5, 4, 0), (9, 4, 0)])
+def test_what_was_ready_has_no_price(told: Told, count: int, ready: int, paid: int) -> None:
+    """Of a round's looks, those that were taken ahead, the others; no more than it took."""
+    engine, _ = opened(WORDS, 99)
+    engine.scheduler.ahead.fitting = lambda *asked: count  # type: ignore[method-assign]
+    engine.add(request(PROMPT, draft_max=8, max_tokens=14))
     for _ in range(2):
         engine.step()
     tick = propose_module.time.tick  # type: ignore[attr-defined]
-    assert told == [("model", 3, tick), ("model", 3, tick)]
-    assert ready == [("model", 0, 4), ("model", 2, 4)]
+    assert told.ahead[0] == ("model", count, tick)
+    assert told.ready == [("model", 0, 8), ("model", ready, 4)]
+    assert told.looks == [8, paid]
+
+
+def test_the_scheduler_weighs_what_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Where it decides how long a chain is worth it."""
+    engine, drafter = opened(WORDS, 9)
+    target_of(engine).cost = lambda n_tokens: 0.01
+    target_of(engine).on_decode = clock.advance
+    same = dict.fromkeys(range(1, 9), 0.01)
+    engine.scheduler.recall(CostTable(how="calibrated", same=same, draft={"model": {1: 0.0005}}))
+    seen: list[int] = []
+
+    def stopping(*given: Any, **settings: Any) -> Stopping:
+        seen.append(settings.get("ready", 0))
+        return Stopping(*given, **settings)
+
+    monkeypatch.setattr(propose_module, "Stopping", stopping)
+    run(engine, request(PROMPT, adaptive=True, max_tokens=50))
+    assert seen == drafter.log.ready
+    assert max(seen) > 0
+
+
+def test_who_has_least_ready_decides(told: Told) -> None:
+    """All draft in step."""
+    engine, _ = opened(WORDS, 9, n_slots=2)
+    engine.add(request([1, 2], draft_max=3))
+    engine.step()
+    engine.add(request([3, 4], draft_max=3))
+    engine.step()
+    assert told.ready == [("model", 0, 3), ("model", 0, 3)]
+    assert told.looks == [3, 3]
+
+
+def test_behind_a_round_in_which_it_proposed_nothing(told: Told) -> None:
+    """It has looked once: that is the guess, and takes no look of its own."""
+    engine, drafter = opened(WORDS, 4)
+    asked = request(PROMPT, draft_p_min=1.1, max_tokens=9)
+    assert run(engine, asked).tokens == expected(WORDS, asked, N_CTX)[0]
+    assert [drafted for drafted, *_ in drafter.log.ahead] == [{0: ()}] * 9
+    assert [n_looks for _, n_looks, _ in told.ahead][:2] == [3, 1]
+    assert drafter.log.decodes[1:] == [0] * (len(drafter.log.decodes) - 1)
+    assert max(drafter.log.ready) == 3
 
 
 @pytest.mark.parametrize("where", ["first decode", "second decode"])

@@ -6,6 +6,7 @@ and limits as in production. What is emitted must have the target's law, up to r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from specllama.sampling.params import SamplingParams
 from specllama.verification import RULES
 from specllama.verification.types import Proposal
 from tests.engine.fake_model import FakeModel, Language, Tokens, language, near
-from tests.engine.harness import PLAIN, Script, check
+from tests.engine.harness import PLAIN, Script, check, go_ahead
 from tests.verification.enumeration import (
     GreedyTrace,
     Law,
@@ -88,39 +89,92 @@ def asked(rule: str, sampling: SamplingParams, length: int, draft_max: int) -> R
     )
 
 
+def wrongness(request: Request, words: Language, make: Any) -> float:
+    """Total variation between what the engine emits and the target's law."""
+    found = engine_law(request, make, Trace)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    assert request.max_tokens is not None
+    return total_variation(found, target_law(words, request.sampling, request.max_tokens))
+
+
 @pytest.mark.parametrize("rollback", ["free", "checkpoint"])
 @pytest.mark.parametrize("sampling", [PLAIN, PENALISED], ids=["plain", "penalised"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(("length", "draft_max"), [(3, 1), (3, 2)])
 @pytest.mark.parametrize("share", [0.5, 1.0])
-@pytest.mark.parametrize("later", [False, True])
 def test_sampled_drafts(
-    rule: str,
-    sampling: SamplingParams,
-    length: int,
-    draft_max: int,
-    share: float,
-    rollback: Any,
-    later: bool,
+    rule: str, sampling: SamplingParams, length: int, draft_max: int, share: float, rollback: Any
 ) -> None:
-    """Also where the draft goes on while the target is at work (`later`)."""
     words = language(4, V, spread=1.0)
     draft = near(words, 5, share, V)
 
     def make() -> Engine:
         drafter = ModelDrafter(Follower(FakeModel(draft, n_vocab=V, rollback=rollback)))
-        target = FakeModel(words, n_vocab=V, rollback=rollback, answers_later=later)
-        return Engine(target, [drafter])
+        return Engine(FakeModel(words, n_vocab=V, rollback=rollback), [drafter])
 
-    found = engine_law(asked(rule, sampling, length, draft_max), make, Trace)
-    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-    assert total_variation(found, target_law(words, sampling, length)) < 1e-12
+    assert wrongness(asked(rule, sampling, length, draft_max), words, make) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("later", [False, True])
-def test_longer_drafts(rule: str, later: bool) -> None:
-    test_sampled_drafts(rule, PENALISED, 4, 2, 0.5, "free", later)
+def test_longer_drafts(rule: str) -> None:
+    words = language(4, V, spread=1.0)
+    draft = near(words, 5, 0.5, V)
+
+    def make() -> Engine:
+        drafter = ModelDrafter(Follower(FakeModel(draft, n_vocab=V)))
+        return Engine(FakeModel(words, n_vocab=V), [drafter])
+
+    assert wrongness(asked(rule, PENALISED, 4, 2), words, make) < 1e-12
+
+
+TWO_WORDS = language(4, 2, spread=1.0)
+THEIR_DRAFT = near(TWO_WORDS, 5, 0.5, 2)
+
+
+class TestAhead:
+    """The draft goes on while the target is at work, and what it drew is used later, or never."""
+
+    def wrongness(self, request: Request, kind: type[ModelDrafter]) -> tuple[float, int]:
+        """How wrong what the engine emits is, and how often drafts began with ready tokens."""
+        n_ready = 0
+
+        class Counting(kind):  # type: ignore[misc, valid-type]
+            def ready(self, key: int, ids: Sequence[int]) -> int:
+                nonlocal n_ready
+                count: int = super().ready(key, ids)
+                n_ready += count > 0
+                return count
+
+        def make() -> Engine:
+            drafter = Counting(Follower(FakeModel(THEIR_DRAFT, n_vocab=2)))
+            return go_ahead(Engine(FakeModel(TWO_WORDS, n_vocab=2), [drafter]), 2)
+
+        return wrongness(request, TWO_WORDS, make), n_ready
+
+    @pytest.mark.parametrize("sampling", [PLAIN, PENALISED], ids=["plain", "penalised"])
+    @pytest.mark.parametrize("rule", ["rejection", "block"])
+    def test_the_law_is_the_targets(self, rule: str, sampling: SamplingParams) -> None:
+        wrong, n_ready = self.wrongness(asked(rule, sampling, 4, 1), ModelDrafter)
+        assert wrong < 1e-12
+        assert n_ready > 50
+
+    def test_also_where_a_sure_draft_alone_goes_on(self) -> None:
+        """What is ready is asked about as if it were looked at now, whatever was drawn."""
+        unsure = replace(asked("rejection", PLAIN, 4, 1), draft_p_min=0.6)
+        wrong, n_ready = self.wrongness(unsure, ModelDrafter)
+        assert wrong < 1e-12
+        assert n_ready > 50
+
+    def test_the_harness_catches_a_choice_by_what_was_drawn(self) -> None:
+        class Choosy(ModelDrafter):
+            def _begin(self, want: Want, resumed: list[Want]) -> Any:
+                old = self._chains.get(want.key)
+                behind = old.behind(want.ids) if old is not None else []
+                if behind and behind[0].token == 0:
+                    self._chains.pop(want.key)
+                return super()._begin(want, resumed)
+
+        assert self.wrongness(asked("rejection", PLAIN, 4, 1), Choosy)[0] > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -137,15 +191,13 @@ def test_drafts_that_leave_tokens_out(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("later", [False, True])
-def test_drafts_that_stop_when_unsure(rule: str, later: bool) -> None:
+def test_drafts_that_stop_when_unsure(rule: str) -> None:
     words = language(4, V, spread=1.0)
     draft = near(words, 5, 0.5, V)
 
     def make() -> Engine:
         return Engine(
-            FakeModel(words, n_vocab=V, answers_later=later),
-            [ModelDrafter(Follower(FakeModel(draft, n_vocab=V)))],
+            FakeModel(words, n_vocab=V), [ModelDrafter(Follower(FakeModel(draft, n_vocab=V)))]
         )
 
     unsure = replace(asked(rule, PLAIN, 3, 2), draft_p_min=0.5)

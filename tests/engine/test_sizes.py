@@ -10,7 +10,7 @@ import pytest
 from specllama.engine import engine as engine_module
 from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
-from specllama.scheduling.scheduler import Account
+from specllama.scheduling.account import Account
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 from tests.engine.clock import Clock

@@ -12,10 +12,17 @@ import pytest
 from specllama.results import SpecStats
 from specllama.sampling.distribution import Distribution
 from specllama.scheduling.acceptance import Acceptance, Step
+from specllama.scheduling.account import (
+    _RISKED_SHARE,
+    _STAKED_SHARE,
+    BUDGET_S,
+    BUDGET_SHARE,
+    Account,
+)
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation, Policy, Stopping, node_chances
-from specllama.scheduling.scheduler import Account, Bet, Scheduler, Share
+from specllama.scheduling.scheduler import _FRESH_AGE, _SIZE_AGE, _WITHIN, Bet, Scheduler, Share
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
 
@@ -132,6 +139,65 @@ class TestCosts:
         costs.observe_draft("model", 5, 0.009)
         assert costs.draft_s("model", 3) == pytest.approx(0.007)
         assert costs.draft_s("model", 8) == pytest.approx(0.012)
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_hiccup_makes_no_length_seem_dear(self, times: int) -> None:
+        """It would not be tried again; a look further costs no more than the first."""
+        costs = Costs()
+        costs.observe_draft("model", 1, 0.002)
+        for _ in range(times):
+            costs.observe_draft("model", 3, 0.5)
+        assert costs.draft_s("model", 3) == pytest.approx(3 * 0.002)
+        assert costs.draft_s("model", 2) == pytest.approx(2 * 0.002), "nor those between"
+        assert costs.draft_s("model", 5) == pytest.approx(5 * 0.002), "nor those beyond"
+
+    def test_longer_looks_of_a_burst_of_hiccups_are_measured_by_shorter_ones(self) -> None:
+        """However many they were."""
+        costs = Costs()
+        for _ in range(9):
+            costs.observe_draft("model", 2, 0.05)
+        assert costs.draft_s("model", 2) == pytest.approx(0.05), "there is nothing else to go by"
+        costs.observe_draft("model", 1, 0.002)
+        assert costs.draft_s("model", 2) == pytest.approx(0.004)
+
+    def test_prices_follow_when_a_burst_is_over(self) -> None:
+        """Though what is measured then is what it ever was."""
+        known = scheduler(0.01, 0.02, 8, 0.002)
+        for n_looks, seconds in [(1, 0.002)] * 9 + [(2, 0.05)] * 9:
+            known.costs.observe_draft("model", n_looks, seconds)
+        known.begin(1)
+        assert known.draft_s("model", 2) == pytest.approx(0.05)
+        known.costs.observe_draft("model", 1, 0.002)
+        known.begin(1)
+        assert known.draft_s("model", 2) == pytest.approx(0.004)
+
+    def test_a_drafter_that_became_slow_is_believed(self) -> None:
+        """Long chains are all that is drafted, and the short ones were measured before."""
+        costs = Costs()
+        for _ in range(5):
+            costs.observe_draft("model", 1, 0.001)
+            costs.observe_draft("model", 8, 0.008)
+        for _ in range(5):
+            costs.observe_draft("model", 8, 0.08)
+        assert costs.draft_s("model", 8) == pytest.approx(0.08)
+        costs.observe_draft("model", 1, 0.01)
+        assert costs.draft_s("model", 8) == pytest.approx(0.08), "measured now, if not yet usual"
+
+    def test_longer_looks_cost_no_less_than_they_did(self) -> None:
+        """Cheap ones say nothing of shorter ones, whose first look may be what is dear."""
+        costs = Costs()
+        costs.observe_draft("model", 1, 0.005)
+        costs.observe_draft("model", 4, 0.006)
+        costs.observe_draft("model", 8, 0.5)
+        assert costs.draft_s("model", 1) == pytest.approx(0.005)
+        assert costs.draft_s("model", 4) == pytest.approx(0.006)
+        assert costs.draft_s("model", 8) == pytest.approx(8 * 0.006 / 4), "the cheapest counts"
+
+    def test_a_hiccup_in_company_is_none_alone(self) -> None:
+        costs = Costs()
+        costs.observe_draft("model", 1, 0.002)
+        costs.observe_draft("model", 4, 0.02, 3)
+        assert costs.draft_s("model", 4, 3) == pytest.approx(0.02)
 
     def test_looks_of_several_sequences_are_a_table_of_their_own(self) -> None:
         costs = Costs()
@@ -430,6 +496,32 @@ class TestAcceptance:
             observe(acceptance, 1, 1, 1, [])
         assert acceptance.at_depth(0) > 0.5
 
+    def test_one_refused_token_turns_no_reply(self) -> None:
+        """It was given up after a single one, though drafts usually are good; many are believed."""
+        acceptance = Acceptance({"depths": [0.8]})
+        usual, sure = acceptance.at_depth(0), acceptance.at_confidence(0.5)
+        observe(acceptance, 1, 0, 1, [0.5])
+        assert 0.85 * usual < acceptance.at_depth(0) < usual
+        assert 0.8 * sure < acceptance.at_confidence(0.5) < sure, "though it counts there twice"
+        for _ in range(40):
+            observe(acceptance, 1, 0, 1, [0.5])
+        assert acceptance.at_depth(0) < 0.1
+        assert acceptance.at_confidence(0.5) < 0.1
+
+    def test_what_is_usual_weighs_as_much_in_each_new_reply(self) -> None:
+        """However often its weight has waned before."""
+        acceptance = Acceptance({"depths": [0.8]})
+        moved = []
+        for _ in range(2):
+            before = acceptance.at_depth(0)
+            observe(acceptance, 1, 0, 1, [])
+            moved.append(1 - acceptance.at_depth(0) / before)
+            for _ in range(100):
+                observe(acceptance, 5, 4, 5, [])
+            for _ in range(4):  # short replies that say next to nothing
+                acceptance.fade()
+        assert moved[1] == pytest.approx(moved[0], rel=0.1)
+
     def test_replies_change_what_is_usual_in_the_long_run(self) -> None:
         acceptance, usual = Acceptance(), [1.0]
         for _ in range(12):
@@ -635,7 +727,7 @@ class TestSizes:
 
     def test_it_changes_between_replies_where_that_pays(self) -> None:
         """A rate that is as good at a smaller size is not worth going there."""
-        known, settled, age = graphs(), [], 70
+        known, settled, age = graphs(), [], 2 * _FRESH_AGE
         for four, eight in ((400.0, 300.0), (384.0, 405.0), (403.0, 405.0), (420.0, 405.0)):
             self.ask(known, {4: four, 8: eight}, age)
             age *= 2  # each time it is chosen, the next time is farther away
@@ -649,13 +741,32 @@ class TestSizes:
         assert settled == [4, 8, 8, 4]
 
     def test_a_long_reply_may_change_it(self) -> None:
+        """Later than the next reply would, the more so the more often it was chosen."""
         known = graphs()
         known.observe_batch(1, H100[1])
         known.begin(1)
         self.ask(known, {4: 400.0})
-        self.ask(known, {8: 500.0}, 500)
+        wait = 2 * _FRESH_AGE * _WITHIN  # it was chosen once
+        self.ask(known, {8: 500.0}, wait)
         assert trying(known) == 4
-        self.ask(known, {8: 500.0}, 20)
+        self.ask(known, {8: 500.0})
+        assert trying(known) == 8
+        self.ask(known, {4: 600.0}, 2 * wait)
+        assert trying(known) == 8
+        self.ask(known, {4: 600.0})
+        assert trying(known) == 4
+
+    def test_each_number_of_sequences_has_its_own_patience(self) -> None:
+        """Who joins late need not wait because others chose often."""
+        known = graphs()
+        known.costs.observe_reading(10, 0.02)
+        known.begin(1)
+        for best in (4, 8) * 3:
+            self.ask(known, {best: 400.0}, 3 * _FRESH_AGE)
+        known.begin(2)
+        self.ask(known, {4: 400.0})
+        assert trying(known) == 4
+        self.ask(known, {8: 500.0}, 2 * _FRESH_AGE + 1)
         assert trying(known) == 8
 
     def test_it_is_chosen_ever_more_seldom(self) -> None:
@@ -668,9 +779,8 @@ class TestSizes:
             known.observe_batch(1, H100[1])
         times = sorted(set(asked))
         gaps = [later - sooner for sooner, later in pairwise(times)]
-        assert gaps[0] < 200
-        assert gaps == sorted(gaps)
-        assert gaps[-1] == pytest.approx(1024, abs=1)
+        assert gaps == [1 + min(2**n * _FRESH_AGE, _SIZE_AGE) for n in range(1, len(gaps) + 1)]
+        assert gaps[-1] == 1 + _SIZE_AGE
 
     @staticmethod
     def ask(known: Scheduler, rates: dict[int, float], times: int = 1) -> None:
@@ -682,6 +792,17 @@ class TestSizes:
         known.settle_size(lambda: chain(known).rate)
         assert pays(known)
         assert [known.padded(n) for n in (1, 2, 3, 4)] == [4, 4, 4, 4]
+
+    @pytest.mark.parametrize("n_live", [1, 2])
+    @pytest.mark.parametrize("size", [1, 2, 3, 5])
+    def test_chains_are_promised_that_fit_the_size(self, size: int, n_live: int) -> None:
+        """Though all that is drafted is right, and going to a larger size costs next to nothing."""
+        known = graphs(dict.fromkeys(H100, 0.003), first=0.0002, second=0.0002, good=15)
+        known.begin(n_live)
+        known.settle_size(lambda: 2.0 if trying(known) == n_live * size else 1.0)
+        assert trying(known) == n_live * size
+        assert chain(known, 16).drafted == max(1, size - 1)
+        assert chain(known, 1).drafted == 1
 
     def test_each_number_of_sequences_has_its_own(self) -> None:
         known = graphs(good=3)
@@ -914,8 +1035,12 @@ class TestAccount:
 
     def test_long_replies_bear_more_from_the_start(self) -> None:
         """Up to the 15 ms that the budget gives, however long."""
-        slack = [Account(self.known, n).slack_s for n in (8, 32, 128, 4096, None)]
-        assert slack == pytest.approx([0.004, 0.0152, 0.0152, 0.0152, 0.0152])
+        most = BUDGET_SHARE * 0.01 + BUDGET_S - 0.005
+        short = int(most / (_RISKED_SHARE * 0.01))  # tokens of which a share is less than that
+        slack = [Account(self.known, n).slack_s for n in (short // 2, short, 128, 4096, None)]
+        shares = [_RISKED_SHARE * n * 0.01 for n in (short // 2, short)]
+        assert slack == pytest.approx([*shares, most, most, most])
+        assert most == pytest.approx(0.0152)
 
     def test_the_first_round_behind_a_prompt_changes_sizes_anyway(self) -> None:
         """Plain decoding does it too: it neither keeps from drafting nor counts as a loss."""
@@ -928,7 +1053,7 @@ class TestAccount:
         assert known.affordable(account, "", 1, 1) == 1
         known.observe_batch(2, 0.0051)
         known.settle(0.0051, 0.0, [share(account, 1, 1)])
-        assert account.slack_s == pytest.approx(0.05 * 24 * 0.003 - 0.0001)
+        assert account.slack_s == pytest.approx(_RISKED_SHARE * 24 * 0.003 - 0.0001)
         known.begin(1)
         known.observe_batch(1, 0.005)
         known.begin(1)
@@ -993,7 +1118,13 @@ class TestAccount:
 
     @pytest.mark.parametrize(
         ("promised", "stake"),
-        [(-1.0, 0.05), (0.0, 0.05), (0.06, 0.05), (0.12, 0.06), (0.2, 0.1)],
+        [
+            (-1.0, _RISKED_SHARE),
+            (0.0, _RISKED_SHARE),
+            (0.9 * _RISKED_SHARE / _STAKED_SHARE, _RISKED_SHARE),
+            (1.2 * _RISKED_SHARE / _STAKED_SHARE, 1.2 * _RISKED_SHARE),
+            (0.2, _STAKED_SHARE * 0.2),
+        ],
     )
     def test_the_stake_follows_the_promise(self, promised: float, stake: float) -> None:
         known = graphs()

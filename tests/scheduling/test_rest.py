@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from specllama.results import SpecStats
-from specllama.scheduling.scheduler import Account, Bet, Scheduler, Share
+from specllama.scheduling.account import Account
+from specllama.scheduling.scheduler import Bet, Scheduler, Share
 from specllama.scheduling.table import CostTable
 from tests.scheduling.test_estimates import graphs
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.scheduling.scheduler import BUDGET_S, BUDGET_SHARE
+from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
 from tests.scheduling.simulation import Machine
 
 
@@ -82,11 +82,19 @@ def test_confidence_ends_chains() -> None:
     assert sum(n == 2 for n in late) > 0.8 * len(late)
 
 
-def test_comes_back_when_drafts_become_good() -> None:
-    machine = Machine(flat, draft_s=0.002, good=lambda number: 0 if number < 200 else 99)
+@pytest.mark.parametrize("bad", [50, 100, 200])
+def test_comes_back_when_drafts_become_good(bad: int) -> None:
+    """Within a few tries and a hundred or two tokens, and then all drafts are long."""
+    machine = Machine(flat, draft_s=0.002, good=lambda number: 0 if number < bad else 99)
     machine.reply(1200)
-    assert sum(machine.drafted[150:200]) <= 4
-    assert max(machine.drafted[200:]) >= 4
+    n_tries = sum(n > 0 for n in machine.drafted[:bad])
+    assert n_tries <= 14, "it gave up"
+    since = machine.drafted[bad:]
+    back = next(number for number, n in enumerate(since) if n >= 4)
+    assert sum(n > 0 for n in since[:back]) <= 12
+    assert sum(emitted for _, emitted in machine.times[bad : bad + back]) <= 200
+    later = since[back:]
+    assert sorted(later)[len(later) // 2] >= 7
 
 
 def test_each_drafter_is_probed() -> None:
@@ -140,6 +148,16 @@ def test_the_yardstick_is_kept() -> None:
     machine.reply(300)
     machine.reply(1200)
     assert sum(n > 0 for n in machine.drafted[-200:]) <= 10
+
+
+@pytest.mark.parametrize("good", [3, 8])
+def test_a_drafter_that_becomes_slow_is_given_up(good: int) -> None:
+    """A draft that took a tenth of a decode takes more than one: what was gained is not lost."""
+    machine = Machine(flat, draft_s=0.001, good=lambda number: good)
+    machine.reply(150)
+    machine.draft_s = 0.012
+    machine.reply(1200)
+    assert sum(n > 0 for n in machine.drafted[-500:]) <= 10
 
 
 goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)

@@ -9,7 +9,7 @@ import pytest
 import simulate_scheduler
 from simulate_scheduler import DEVICES, TOKENS, Device, Machine
 
-from specllama.scheduling.scheduler import BUDGET_S, BUDGET_SHARE
+from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
 
 HONESTY = (1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.3, 1.0)
 """Good drafts, then such as are never right, then good ones again: one session."""
