@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.drafting.ngram import NgramDrafter
-from tests.drafting.wants import want
+from tests.drafting.wants import grown, want
 
 END = 9
 Law = list[tuple[int, float]]
@@ -84,12 +84,7 @@ def test_the_first_token_is_the_likeliest(ids: list[int], weights: list[int]) ->
 @given(st.lists(st.tuples(st.integers(0, 30), IDS), min_size=1, max_size=6))
 def test_drafts_the_same_after_any_growth_and_rewinds(turns: list[tuple[int, list[int]]]) -> None:
     lookup = drafter()
-    ids: list[int] = []
-    for kept, new in turns:
-        if kept < len(ids):
-            lookup.rewind(0, kept)
-            del ids[kept:]
-        ids += new
+    for ids in grown(lookup, turns):
         lookup.prepare(0, ids[:-1])
         (proposal,) = lookup.propose([want(ids)])
         assert list(proposal.tokens) == draft(ids)

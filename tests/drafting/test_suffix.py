@@ -1,46 +1,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.drafting.protocol import Drafter, Want
-from specllama.drafting.shapes import FixedShape
+from specllama.drafting.protocol import Drafter
 from specllama.drafting.suffix import SuffixDrafter
 from tests.drafting.test_automaton import longest_match
+from tests.drafting.wants import grown, want
 
 END = 9
 IDS = st.lists(st.sampled_from([0, 1, 2, END]), min_size=1, max_size=50)
-
-
-class NoChance:
-    """A deterministic draft draws nothing."""
-
-    def flip(self, probability: float) -> bool:
-        raise AssertionError
-
-    def pick(self, law: object, position: int) -> int:
-        raise AssertionError
-
-    def children(self, law: object, position: int, count: int) -> list[int]:
-        raise AssertionError
-
-
-def no_law(row: object, path: Sequence[int]) -> None:
-    raise AssertionError
-
-
-def want(
-    ids: Sequence[int],
-    limit: int = 16,
-    key: int = 0,
-    go_on: Callable[[int, float | None], bool] = lambda drafted, confidence: True,
-) -> Want:
-    return Want(key, ids, limit, 64, 0, FixedShape((1,)), no_law, NoChance(), False, go_on)  # type: ignore[arg-type]
 
 
 def drafter(min_match: int = 2, factor: float = 1.0) -> Drafter:
@@ -75,30 +49,18 @@ def test_drafts_what_a_search_finds(ids: list[int], limit: int, least: int, fact
 @given(st.lists(st.tuples(st.integers(0, 30), IDS), min_size=1, max_size=6))
 def test_drafts_the_same_after_any_growth_and_rewinds(turns: list[tuple[int, list[int]]]) -> None:
     lookup = drafter()
-    ids: list[int] = []
-    for kept, new in turns:
-        if kept < len(ids):
-            lookup.rewind(0, kept)
-            del ids[kept:]
-        ids += new
-        (proposal,) = lookup.propose([want(ids[:60])])
-        assert list(proposal.tokens) == draft(ids[:60])
-        del ids[60:]
+    for ids in grown(lookup, turns):
+        (proposal,) = lookup.propose([want(ids)])
+        assert list(proposal.tokens) == draft(ids)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), IDS), min_size=1, max_size=6), st.integers(1, 4))
 def test_has_an_idea_where_there_is_a_match(turns: list[tuple[int, list[int]]], least: int) -> None:
     """Whether it was asked before or not; asking changes nothing of what it proposes."""
     lookup = drafter(least)
-    ids: list[int] = []
-    for kept, new in turns:
-        if kept < len(ids):
-            lookup.rewind(0, kept)
-            del ids[kept:]
-        ids += new
-        del ids[60:]
+    for ids in grown(lookup, turns):
         assert lookup.has_idea(0, ids) == (longest_match(ids)[0] >= least)
-        if len(new) % 2:
+        if len(ids) % 2:
             (proposal,) = lookup.propose([want(ids)])
             assert list(proposal.tokens) == draft(ids, min_match=least)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import FixedShape
@@ -65,3 +65,15 @@ def replay(
         ids.append(whole[len(ids)])
         drafted.append(len(tokens))
     return drafted
+
+
+def grown(drafter: Drafter, turns: Sequence[tuple[int, Sequence[int]]]) -> Iterator[list[int]]:
+    """One list of at most 60 ids after every turn, which cuts it to so many and adds its own."""
+    ids: list[int] = []
+    for kept, new in turns:
+        if kept < len(ids):
+            drafter.rewind(0, kept)
+            del ids[kept:]
+        ids += new
+        del ids[60:]
+        yield ids
