@@ -239,7 +239,7 @@ def _some_ids(count: int, n_vocab: int) -> list[int]:
 
 def _decode(
     backend: Backend, seq: int, place: int, ids: Sequence[int], *, every: bool = True
-) -> NDArray[np.float32]:
+) -> list[NDArray[np.float32]]:
     positions = range(place, place + len(ids))
     return backend.decode(ids, positions, [(seq,)] * len(ids), [every] * len(ids))
 
@@ -320,7 +320,7 @@ def ragged_difference(
         batch = [*ids[place : place + right], *[5] * (size - right)]
         rows = _decode_filled(context, place, batch, width)[:right]
         expected = singles[place - depth : place - depth + right]
-        difference = max(difference, float(np.abs(rows - expected).max()))
+        difference = max(difference, float(np.abs(np.subtract(rows, expected)).max()))
         place += right
         context.truncate(0, place)
     context.drop(0)
@@ -329,7 +329,7 @@ def ragged_difference(
 
 def _decode_filled(
     context: Context, place: int, ids: Sequence[int], width: int
-) -> NDArray[np.float32]:
+) -> list[NDArray[np.float32]]:
     """All rows of a batch of sequence 0, filled up with tokens of sequence 1 (then dropped)."""
     missing = max(0, width - len(ids))
     n = len(ids) + missing

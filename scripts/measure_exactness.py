@@ -98,11 +98,11 @@ def _batched(context: Context, prompt: list[int], tokens: list[int], width: int)
     rows = []
     for first in range(0, len(tokens), width):
         part = tokens[first : first + width]
-        rows.append(_decode(context, part, len(prompt) + first).copy())
-    return np.concatenate(rows)
+        rows += [row.copy() for row in _decode(context, part, len(prompt) + first)]
+    return np.stack(rows)
 
 
-def _decode(context: Context, tokens: list[int], place: int) -> Any:
+def _decode(context: Context, tokens: list[int], place: int) -> list[Any]:
     """Decode at a position; all logits for a short batch, else the last one's."""
     wanted = [len(tokens) <= N_TOKENS] * (len(tokens) - 1) + [True]
     positions = range(place, place + len(tokens))

@@ -45,7 +45,7 @@ SAMPLINGS = {
 class Instant:
     """A backend whose decodes take no time: row after row of a table, over and over."""
 
-    table: NDArray[np.float32]
+    rows: list[NDArray[np.float32]]
     n_ctx: int = 1 << 20
     n_batch: int = 512
     n_seq: int = 1 + BRANCHES
@@ -61,12 +61,13 @@ class Instant:
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
-    ) -> NDArray[np.float32]:
+        meanwhile: None = None,
+    ) -> list[NDArray[np.float32]]:
         """The next rows."""
         count = sum(outputs)
-        first = 0 if self._next + count > len(self.table) else self._next
+        first = 0 if self._next + count > len(self.rows) else self._next
         self._next = first + count
-        return self.table[first : self._next]
+        return self.rows[first : self._next]
 
     def truncate(self, seq: int, length: int) -> bool:
         """Nothing to do."""
@@ -159,10 +160,10 @@ def _model(rows: NDArray[np.float32], sampling: SamplingParams, *, given: bool) 
     """A backend and what makes laws of its rows."""
     sampler = Sampler(sampling)
     if not given:
-        return Instant(rows, n_vocab=rows.shape[1]), sampler
+        return Instant(list(rows), n_vocab=rows.shape[1]), sampler
     laws = [sampler.distribution(row, ()) for row in rows]
     numbers = np.arange(N_LAWS, dtype=np.float32)[:, None]
-    return Instant(numbers, n_vocab=rows.shape[1]), Given(laws)
+    return Instant(list(numbers), n_vocab=rows.shape[1]), Given(laws)
 
 
 def _want(live: Live, sampler: Any) -> Want:

@@ -125,9 +125,9 @@ class TestLogprobs:
         model = decoder._target.model
         context = Context(model, n_ctx=256, threads=1, flash_attn="on", cache_type_k="bf16",
                           cache_type_v="bf16")  # fmt: skip
-        rows = context.decode(
-            ids, range(len(ids)), [(0,)] * len(ids), [n >= len(start) - 1 for n in range(len(ids))]
-        ).astype(np.float64)
+        wanted = [n >= len(start) - 1 for n in range(len(ids))]
+        found = context.decode(ids, range(len(ids)), [(0,)] * len(ids), wanted)
+        rows = np.stack(found).astype(np.float64)
         context.close()
         rows -= rows.max(axis=1, keepdims=True)
         logs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))

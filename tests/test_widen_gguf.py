@@ -101,7 +101,7 @@ def logits(path: Path, ids: Sequence[int] = IDS) -> np.ndarray:
     with Model(path, gpu_layers=0, repack=False) as model:
         context = Context(model, n_ctx=256, n_batch=256, threads=1, flash_attn="on")
         every = [True] * len(ids)
-        rows = context.decode(ids, range(len(ids)), [(0,)] * len(ids), every).copy()
+        rows = np.stack(context.decode(ids, range(len(ids)), [(0,)] * len(ids), every))
         context.close()
     return rows
 

@@ -163,7 +163,7 @@ class Follower:
         rows = self.backend.decode(flat, positions, sequences, outputs)
         for key, run in zip(keys, tokens, strict=True):
             self.cache.record(key, run)
-        return list(rows)
+        return rows
 
     def knows(self, token: int) -> bool:
         """Whether an id means the same to draft and target."""
@@ -171,7 +171,7 @@ class Follower:
 
     def shared(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
         """The part of a row of logits whose ids may mean the same to the target."""
-        return row[: self._n_shared]
+        return row[: self._n_shared] if self._n_shared < len(row) else row
 
     def law(self, want: Want, row: NDArray[np.float32], path: Sequence[int]) -> Distribution | None:
         """The law of the next draft token, over ids that mean the same to the target."""

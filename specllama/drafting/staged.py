@@ -160,7 +160,7 @@ class StagedDrafter(GuessedDrafter):
             )
             cache.truncate(chain.want.key, before + accepted)
 
-    def _decode(self, group: Sequence[_Chain]) -> list[NDArray[np.float32]]:
+    def _decode(self, group: Sequence[_Chain]) -> list[list[NDArray[np.float32]]]:
         """Read pending tokens and guesses; per chain the logits after its end and each guess."""
         cache = self._follower.cache
         tokens: list[int] = []
@@ -182,7 +182,7 @@ class StagedDrafter(GuessedDrafter):
             first += len(chain.guess) + 1
         return found
 
-    def _draw(self, chain: _Chain, rows: NDArray[np.float32]) -> int:
+    def _draw(self, chain: _Chain, rows: list[NDArray[np.float32]]) -> int:
         """Draw the draft model's own tokens while they were guessed; how many were.
 
         A guess that the chain ends before is not tested.

@@ -42,6 +42,7 @@ class SuffixDrafter(Drafter):
         self._min_match = min_match
         self._factor = factor
         self._automata: dict[int, SuffixAutomaton] = {}
+        self._runs: dict[int, _Runs] = {}
 
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         """Read a prompt."""
@@ -49,7 +50,10 @@ class SuffixDrafter(Drafter):
 
     def has_idea(self, key: int, ids: Sequence[int]) -> bool:
         """Whether a suffix that is long enough was there before."""
-        return self._read(key, ids).match_length >= self._min_match
+        runs = self._runs.get(key)
+        if runs is None:
+            runs = self._runs[key] = _Runs(self._min_match)
+        return runs.repeats(ids)
 
     def _read(self, key: int, ids: Sequence[int]) -> SuffixAutomaton:
         automaton = self._automata.get(key)
@@ -80,7 +84,33 @@ class SuffixDrafter(Drafter):
         """Forget a sequence that changes in its past; reading 32,000 ids again takes 0.1 s."""
         if length < len(self._automata.get(key, ())):
             del self._automata[key]
+        if key in self._runs and length < self._runs[key].length:
+            del self._runs[key]
 
     def forget(self) -> None:
         """Forget all sequences."""
         self._automata.clear()
+        self._runs.clear()
+
+
+class _Runs:
+    """All runs of `size` ids: whether the latest is new costs a tenth of keeping an automaton up.
+
+    Attributes:
+        length: ids read.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._seen: set[tuple[int, ...]] = set()
+        self._repeats = False
+        self.length = 0
+
+    def repeats(self, ids: Sequence[int]) -> bool:
+        """Read on in ids that only grow; whether their last run was there before."""
+        for end in range(max(self.length + 1, self._size), len(ids) + 1):
+            run = tuple(ids[end - self._size : end])
+            self._repeats = run in self._seen
+            self._seen.add(run)
+        self.length = len(ids)
+        return self._repeats

@@ -146,7 +146,7 @@ class Growth:
         for node in nodes:
             if self._seqs[node] == self._want.key:
                 self._follower.cache.record(self._want.key, [self._nodes[node].token])
-        return list(rows)
+        return rows
 
     def proposal(self, source: str) -> Proposal:
         """The kept nodes in depth-first order, so that the likeliest path comes first in line."""

@@ -117,12 +117,13 @@ class Engine:
         self.check(request.ids)
         key = self._choose_slot(request.ids)
         account = self.scheduler.open_account(request.max_tokens)
-        live = Sequence(key, request, account, on_prompt)
+        drafters = [drafter for drafter in self.drafters if drafter.name in request.drafters]
+        live = Sequence(key, request, account, drafters, on_prompt)
         self._rewind_drafters(key, _common(self._history[key], live.ids))
         self._history[key] = live.ids
         try:
             live.n_cached = self.cache.share_prefix(key, live.ids[:-1])
-            for drafter in self._wanted(live):
+            for drafter in live.drafters:
                 drafter.prepare(key, live.ids)
         except BaseException:
             self._repair([live])
@@ -213,9 +214,6 @@ class Engine:
         self._ended[slot] = self._n_ended
         return slot
 
-    def _wanted(self, live: Sequence) -> list[Drafter]:
-        return [drafter for drafter in self.drafters if drafter.name in live.request.drafters]
-
     def step(self, only: Collection[Sequence] | None = None) -> list[Event]:
         """One round for all live sequences (or some); the events of each in order.
 
@@ -272,7 +270,7 @@ class Engine:
             return 0
         end = min(len(live.ids) - 1, held + budget)
         started = time.perf_counter()
-        for drafter in self._wanted(live):
+        for drafter in live.drafters:
             drafter.read(live.key, live.ids[: end + 1])
         self.cache.fill(live.key, live.ids[:end], self._max_batch)
         seconds = time.perf_counter() - started
@@ -338,11 +336,12 @@ class Engine:
 
     def _is_prompted(self, live: Sequence) -> bool:
         """Whether a drafter that costs nothing may have a proposal, or it drafts at any price."""
-        wanted, key, ids = live.request.drafters, live.key, live.ids
         if not live.request.adaptive:
-            return len(wanted) > 0
-        free = [drafter for drafter in self.drafters if drafter.free and drafter.name in wanted]
-        return any(drafter.has_idea(key, ids) for drafter in free)
+            return len(live.drafters) > 0
+        for drafter in live.drafters:
+            if drafter.free and drafter.has_idea(live.key, live.ids):
+                return True
+        return False
 
     def _plain_round(self, lives: Ids[Sequence]) -> None:
         """The same where nobody drafts: there is nothing to choose, to book or to learn."""
@@ -443,7 +442,7 @@ class Engine:
 
     def _teach(self, verified: Verified) -> None:
         """Show the drafters that learn what the target said along the accepted path."""
-        learners = [drafter for drafter in self._wanted(verified.live) if drafter.learns]
+        learners = [drafter for drafter in verified.live.drafters if drafter.learns]
         if learners:
             seen = verified.seen()
             for drafter in learners:

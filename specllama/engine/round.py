@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specllama.drafting.protocol import Seen
 from specllama.engine.layout import Layout, lay_out
 from specllama.engine.sequence import Sequence as Live
 from specllama.llama.cache import TokenCache
+from specllama.sampling.chain import Row
 from specllama.sampling.distribution import Distribution
 from specllama.scheduling.acceptance import Step
 from specllama.verification.types import ROOT, Proposal, Rows, Verdict
@@ -37,7 +35,7 @@ class Verified:
     proposal: Proposal
     verdict: Verdict
     last: int
-    row: Callable[[int], NDArray[np.float32]]
+    row: Callable[[int], Row]
 
     @property
     def tokens(self) -> list[int]:
@@ -112,15 +110,13 @@ def verify(
     return found, len(batch.tokens)
 
 
-def next_rows(
-    cache: TokenCache, lives: Sequence[Live], meanwhile: Meanwhile = None
-) -> NDArray[np.float32]:
+def next_rows(cache: TokenCache, lives: Sequence[Live], meanwhile: Meanwhile = None) -> list[Row]:
     """The target's logits after each sequence's last token: a round where nobody drafts.
 
     It is `verify` without proposals, whose machinery costs as much as all the rest then.
 
     Returns:
-        float32 [len(lives), n_vocab], a view that is valid until the next decode.
+        float32 [n_vocab] for each, views that are valid until the next decode.
     """
     batch = _Batch()
     for live in lives:
@@ -147,7 +143,7 @@ def _drawn(
     return found, n_tokens
 
 
-def next_token(live: Live, row: NDArray[np.float32]) -> int:
+def next_token(live: Live, row: Row) -> int:
     """What every rule makes of an empty proposal: one draw from the law of the row."""
     token: int = live.chance.pick(live.law(row, ()), len(live.ids))
     return token
@@ -201,7 +197,7 @@ class _Batch:
         self.sequences += [sequences] * len(pending)
         self.outputs += [False] * (len(pending) - 1) + [True]
 
-    def decode(self, cache: TokenCache, meanwhile: Meanwhile) -> NDArray[np.float32]:
+    def decode(self, cache: TokenCache, meanwhile: Meanwhile) -> list[Row]:
         """Logits of the wanted tokens."""
         return cache.backend.decode(
             self.tokens, self.positions, self.sequences, self.outputs, meanwhile
@@ -216,15 +212,14 @@ class _Batch:
         self.outputs += [True] * extra
 
 
-def _row(rows: NDArray[np.float32], first: int) -> Callable[[int], NDArray[np.float32]]:
-    def row(node: int) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = rows[first + 1 + node]
-        return result
+def _row(rows: list[Row], first: int) -> Callable[[int], Row]:
+    def row(node: int) -> Row:
+        return rows[first + 1 + node]
 
     return row
 
 
-def _laws(live: Live, proposal: Proposal, rows: NDArray[np.float32], first: int) -> Rows:
+def _laws(live: Live, proposal: Proposal, rows: list[Row], first: int) -> Rows:
     """The target's laws, each computed once and only when a rule asks for it."""
     known: dict[int, Distribution] = {}
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.drafting.protocol import Drafter
 from specllama.engine.request import Request
 from specllama.llama.cache import Progress
 from specllama.results import FinishReason, SourceStats, SpecStats
@@ -28,6 +29,7 @@ class Sequence:
     Attributes:
         key: its slot: the sequence id in every cache.
         ids: prompt and emitted tokens; the last one is in no cache.
+        drafters: those of the engine that may draft for it.
         n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
         draft_best: see `drafting.protocol.Want.best`.
@@ -43,12 +45,14 @@ class Sequence:
         key: int,
         request: Request,
         account: Account,
+        drafters: Ids[Drafter] = (),
         on_prompt: Progress | None = None,
     ) -> None:
         self._on_prompt = on_prompt
         self.key = key
         self.request = request
         self.account = account
+        self.drafters = drafters
         self.ids = list(request.ids)
         self.n_prompt = len(self.ids)
         self.chance = request.rule.chance(request.seed)

@@ -107,7 +107,7 @@ class Branches:
             self._backend.drop(self._attic)
         self._n_cells = len(self._homes)
 
-    def decode(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
+    def decode(self, nodes: Sequence[Node]) -> list[NDArray[np.float32]]:
         """Put nodes into the cache and get the logits after each.
 
         Args:
@@ -115,7 +115,7 @@ class Branches:
                 free id.
 
         Returns:
-            float32 [len(nodes), n_vocab], a view as `Backend.decode` gives it.
+            float32 [n_vocab] for each node, views as `Backend.decode` gives them.
         """
         inner = {node.parent for node in nodes}
         ids: dict[Node, list[int]] = {node: [] for node in nodes}

@@ -44,8 +44,8 @@ class Backend(Protocol):
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-    ) -> NDArray[np.float32]:
-        """Logits of the wanted tokens, float32 [sum(outputs), n_vocab], a view.
+    ) -> list[NDArray[np.float32]]:
+        """Logits of each wanted token, float32 [n_vocab]; views that the next decode overwrites.
 
         Args:
             meanwhile: done while the device works, where it works on its own (`answers_later`).

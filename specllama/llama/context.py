@@ -1,8 +1,8 @@
 """A context: one KV cache and the decodes that fill it.
 
 The engine needs few things of a model (`llama.cache.Backend` names them), and here llama.cpp
-provides them. All arrays of the batch are numpy's, filled by slices; logits are views that the next
-decode overwrites.
+provides them. Logits are views that the next decode overwrites. Behind a decode Python and numpy
+come out of memory, not out of a cache: the arrays of a batch are C's, views are made once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from specllama.errors import EngineError, OutOfMemory, UsageError
 from specllama.llama import library
 from specllama.llama.model import Model
 
+Row = NDArray[np.float32]
 Rollback = Literal["free", "checkpoint"]
 
 CACHE_TYPES = {
@@ -99,8 +100,9 @@ class Context:
         self.n_vocab = model.n_vocab
         self._batch = _Batch(self._lib, self.n_batch, n_seq)
         self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
+        self._get_logits = library.logits_address()
         self._rows_address = 0
-        self._rows = np.empty((0, self.n_vocab), np.float32)
+        self._rows: list[Row] = []
         self.seconds = 0.0
         self.overran = False
         self._waits: deque[bool] = deque(maxlen=_LATELY)
@@ -139,7 +141,7 @@ class Context:
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> list[Row]:
         """Decode one batch and wait for it.
 
         Args:
@@ -148,7 +150,7 @@ class Context:
             meanwhile: done before waiting; it must not use this context.
 
         Returns:
-            float32 [sum(outputs), n_vocab] in batch order: a view, valid until the next decode.
+            float32 [n_vocab] for each wanted token in order: views, valid until the next decode.
 
         Raises:
             EngineError: llama.cpp refused; cells of this batch may be left behind (`truncate`).
@@ -183,14 +185,14 @@ class Context:
         """Whether most decodes of late were only queued by their call, as on a GPU."""
         return 2 * sum(self._waits) > len(self._waits)
 
-    def _logits(self, count: int) -> NDArray[np.float32]:
+    def _logits(self, count: int) -> list[Row]:
         if count == 0:
             self._lib.llama_synchronize(self._handle)
-            return np.empty((0, self.n_vocab), np.float32)
-        pointer = self._lib.llama_get_logits(self._handle)
-        address = ctypes.addressof(pointer.contents)
+            return []
+        address = self._get_logits(self._handle)
         if address != self._rows_address:
-            self._rows = np.ctypeslib.as_array(pointer, (self.n_outputs, self.n_vocab))
+            buffer = (ctypes.c_float * (self.n_outputs * self.n_vocab)).from_address(address)
+            self._rows = list(np.ctypeslib.as_array(buffer).reshape(self.n_outputs, -1))
             self._rows_address = address
         return self._rows[:count]
 
@@ -267,28 +269,22 @@ class Context:
 
 
 class _Batch:
-    """A llama_batch over numpy memory, refilled for every decode."""
+    """A llama_batch over memory of its own, refilled for every decode."""
 
     def __init__(self, lib: Any, capacity: int, n_seq: int) -> None:
         self.capacity = capacity
-        self._token = np.zeros(capacity, np.int32)
-        self._position = np.zeros(capacity, np.int32)
-        self._count = np.ones(capacity, np.int32)
-        self._seq = np.zeros((capacity, n_seq), np.int32)
-        self._output = np.zeros(capacity, np.int8)
-        rows = self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.strides[0]
-        self._rows = rows.astype(np.uint64)
-        struct = lib.llama_batch()
-        for name, array in (
-            ("token", self._token),
-            ("pos", self._position),
-            ("n_seq_id", self._count),
-            ("seq_id", self._rows),
-            ("logits", self._output),
-        ):
-            kind = next(kind for field, kind in struct._fields_ if field == name)
-            setattr(struct, name, ctypes.cast(array.ctypes.data, kind))
-        self.struct = struct
+        self._n_seq = n_seq
+        self._token = (lib.llama_token * capacity)()
+        self._position = (lib.llama_pos * capacity)()
+        self._count = (ctypes.c_int32 * capacity)()
+        self._seq = (lib.llama_seq_id * (capacity * n_seq))()
+        self._output: Any = (ctypes.c_int8 * capacity)()
+        rows = ((lib.llama_seq_id * n_seq) * capacity).from_buffer(self._seq)
+        pointer = ctypes.POINTER(lib.llama_seq_id)
+        self._rows = (pointer * capacity)(*[ctypes.cast(row, pointer) for row in rows])
+        self.struct = lib.llama_batch(
+            0, self._token, None, self._position, self._count, self._rows, self._output
+        )
 
     def fill(
         self,
@@ -301,18 +297,13 @@ class _Batch:
         count = len(tokens)
         if not 0 < count <= self.capacity:
             raise EngineError(f"A batch of {count} tokens; this context takes 1..{self.capacity}.")
-        if count == 1:  # slices cost ten times as much
-            self._token[0], self._position[0], self._output[0] = tokens[0], positions[0], outputs[0]
-        else:
-            self._token[:count] = tokens
-            self._position[:count] = positions
-            self._output[:count] = outputs
+        self._token[:count] = tokens
+        self._position[:count] = positions
+        self._output[:count] = outputs
         for index, ids in enumerate(sequences):
             self._count[index] = len(ids)
-            if len(ids) == 1:
-                self._seq[index, 0] = ids[0]
-            else:
-                self._seq[index, : len(ids)] = ids
+            start = index * self._n_seq
+            self._seq[start : start + len(ids)] = ids
         self.struct.n_tokens = count
 
 

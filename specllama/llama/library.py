@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,15 @@ def load() -> ModuleType:
     llama_cpp.llama_backend_init()
     module: ModuleType = llama_cpp
     return module
+
+
+@functools.cache
+def logits_address() -> Callable[[Any], int]:
+    """`llama_get_logits` as a plain address; the typed pointer of the bindings takes far longer."""
+    function = load()._lib["llama_get_logits"]
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    get: Callable[[Any], int] = function
+    return get
 
 
 def _remember(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:

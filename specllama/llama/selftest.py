@@ -43,7 +43,7 @@ def _difference(backend: Backend, tokens: list[int], singles: list[NDArray[np.fl
     """The largest difference of any logit of one batch."""
     count = len(tokens)
     rows = backend.decode(tokens, range(count), [(0,)] * count, [True] * count)
-    difference = float(np.abs(rows - np.stack(singles)).max())
+    difference = float(np.abs(np.stack(rows) - np.stack(singles)).max())
     backend.drop(0)
     return difference
 
@@ -57,7 +57,7 @@ def _company_difference(
     for place in range(len(tokens)) if width > 1 else ():
         batch = [tokens[place]] * width
         rows = backend.decode(batch, [place] * width, [(s,) for s in range(width)], [True] * width)
-        difference = max(difference, float(np.abs(rows - singles[place]).max()))
+        difference = max(difference, float(np.abs(np.stack(rows) - singles[place]).max()))
     for slot in range(width):
         backend.drop(slot)
     return difference

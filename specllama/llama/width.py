@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specllama.llama.context import Context, padded
+from specllama.llama.context import Context, Row, padded
 from specllama.llama.model import Model
 
 Decode = Callable[
-    [Sequence[int], Sequence[int], Sequence[tuple[int, ...]], Sequence[bool]], NDArray[np.float32]
+    [Sequence[int], Sequence[int], Sequence[tuple[int, ...]], Sequence[bool]], list[Row]
 ]
 """`Backend.decode`, with nothing to do meanwhile."""
 
@@ -62,7 +60,7 @@ class ConstantWidth(Context):
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> list[Row]:
         """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
         decode = super().decode
         if not self.width or not tokens:
@@ -87,15 +85,15 @@ def decode_filled(
     positions: Sequence[int],
     sequences: Sequence[tuple[int, ...]],
     outputs: Sequence[bool],
-) -> NDArray[np.float32]:
+) -> list[Row]:
     """One batch by decodes of `width` tokens, all logits asked for.
 
     Tokens that mean nothing follow in the same sequence, as refused drafts do, and are dropped.
 
     Returns:
-        float32 [sum(outputs), n_vocab]: a view where one decode was enough.
+        float32 [n_vocab] for each wanted token: views where one decode was enough.
     """
-    rows = []
+    rows: list[Row] = []
     runs = list(_runs(positions, sequences, width))
     for run in runs:
         end, missing = positions[run.stop - 1] + 1, width - (run.stop - run.start)
@@ -107,9 +105,9 @@ def decode_filled(
         )
         if missing:
             truncate(sequences[run.start][0], end)
-        wanted = found[_where(outputs[run])]
-        rows.append(wanted if len(runs) == 1 else wanted.copy())
-    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+        wanted = list(compress(found, outputs[run]))
+        rows += wanted if len(runs) == 1 else [row.copy() for row in wanted]
+    return rows
 
 
 def _runs(
@@ -130,12 +128,3 @@ def _runs(
             yield slice(first, index)
             first = index
     yield slice(first, len(positions))
-
-
-def _where(outputs: Sequence[bool]) -> slice | NDArray[np.intp]:
-    """The wanted rows, as a slice where they lie in line (which copies nothing)."""
-    wanted = np.flatnonzero(outputs)
-    if len(wanted) == 0:
-        return slice(0, 0)
-    first, last = int(wanted[0]), int(wanted[-1])
-    return slice(first, last + 1) if last - first == len(wanted) - 1 else wanted

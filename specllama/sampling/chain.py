@@ -28,6 +28,10 @@ Row = NDArray[np.float32]
 
 _BLOCK = 64
 _FIRST_PREFIX = 256
+# Logits this far below the largest mostly decide nothing, nor are there many above.
+_NEAR = 5.0
+_MANY = 256
+_NEAR_WEIGHT = math.exp(-_NEAR) * (1 + 1e-6)  # float32 differences err by less
 _PIECE = 1 << 14
 # How many of the largest logits a constraint is asked about before it lists what it allows.
 _ASKED = (64, 512)
@@ -95,9 +99,7 @@ class Sampler:
         """The law over some tokens (ids rising; None: all) and their adjusted logits."""
         params = self._params
         if 0 < self._few < len(values):
-            found = _about_largest(values, self._few)
-            kept_ids = found if ids is None else ids[found]
-            return self._law_of_few(kept_ids.tolist(), values[found].tolist())
+            return self._law_of_largest(ids, values)
         if params.temperature == 0.0:
             best = int(values.argmax())
             _check_finite(float(values[best]))
@@ -117,8 +119,26 @@ class Sampler:
         assert law is not None  # the largest weight is 1
         return law
 
-    def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution:
-        """Top-k, top-p, min-p and temperature over a few candidates (ids rising)."""
+    def _law_of_largest(self, ids: IntArray | None, values: Row) -> Distribution:
+        """The law where top-k is small: from the logits near the largest, if they settle it."""
+        top = np.maximum.reduce(values)
+        _check_finite(float(top))
+        if self._log_min_p > -_NEAR:
+            found = (values >= top - _NEAR).nonzero()[0]
+            if len(found) <= _MANY:
+                law = self._law_of_few(*_listed(found, ids, values))
+                if law is not None:
+                    return law
+        law = self._law_of_few(*_listed(_about_largest(values, self._few), ids, values))
+        assert law is not None  # nothing is left out
+        return law
+
+    def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution | None:
+        """Top-k, top-p, min-p and temperature over some largest logits (ids rising).
+
+        Where they are fewer than top-k leaves, all others are more than `_NEAR` below the largest,
+        and min-p leaves none of them; None where top-p might depend on what they are.
+        """
         params = self._params
         rising = sorted(values)[-params.top_k :]
         top, first = rising[-1], 0
@@ -127,7 +147,14 @@ class Sampler:
         if params.top_p < 1.0 and first < len(rising) - 1:  # where min-p left more than one
             weights = [math.exp(value - top) for value in rising]
             weights.reverse()
-            first = max(first, len(rising) - _count_to(weights, params.top_p * math.fsum(weights)))
+            mass, n_likely = math.fsum(weights), len(rising) - first
+            count = _count_to(weights, params.top_p * mass)
+            n_more = params.top_k - len(rising)
+            if n_more and count < n_likely:
+                most = mass + n_more * _NEAR_WEIGHT
+                if min(_count_to(weights, params.top_p * most), n_likely) != count:
+                    return None
+            first = max(first, len(rising) - count)
         kept = _largest_of_few(values, rising, first)
         cold = max(params.temperature, _COLDEST)
         scaled = [math.exp((values[place] - top) / cold) for place in kept]
@@ -161,6 +188,12 @@ class Sampler:
         rest = values[typical]
         kept = _nucleus(rest, np.float32(rest.max()), params.top_p, params.min_p)
         return typical if kept is None else typical[kept]
+
+
+def _listed(places: IntArray, ids: IntArray | None, values: Row) -> tuple[list[int], list[float]]:
+    """Ids and logits of some places of a row, or of what is permitted of one."""
+    kept = places if ids is None else ids[places]
+    return kept.tolist(), values[places].tolist()
 
 
 def _largest_of_few(values: list[float], rising: list[float], first: int) -> list[int]:

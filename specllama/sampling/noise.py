@@ -7,8 +7,6 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 
 import math
 from functools import lru_cache
-from itertools import filterfalse
-from operator import truediv
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,6 @@ _ONE_BITS, _ALMOST_ONE = np.array(1.0).view(np.uint64), np.array(1.0 - 2.0**-53)
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 # Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
 _CHUNK = 1 << 14
-_VERY_FEW = 16
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
 _KEPT_POSITIONS = 64
@@ -88,34 +85,32 @@ class SharedNoise:
         return self._scratch[:count]
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
-        """The same in plain Python."""
-        known = self._known(position)
+        """The same in plain Python, in one loop: each function called takes memory's time."""
         ids, probs = law.lists
-        missing = list(filterfalse(known.__contains__, ids))
-        if missing:
-            known.update(zip(missing, self._exponentials_of(missing, position), strict=True))
-        scores = list(map(truediv, map(known.__getitem__, ids), probs))
+        known, key = self._known(position), self._position_key(position)
+        scores = []
+        for token, prob in zip(ids, probs, strict=True):
+            found = known.get(token)
+            if found is None:
+                bits = key + token & _MASK  # `_mix`, and what `_uniforms` makes of it
+                bits = (bits ^ bits >> 27) * _MIX_FIRST & _MASK
+                bits = (bits ^ bits >> 33) * _MIX_SECOND & _MASK
+                uniform = (((bits ^ bits >> 27) >> 12) + 0.5) * 2.0**-52
+                found = known[token] = _exponential(uniform)
+            scores.append(found / prob)
         if count == 1:
             return [ids[scores.index(min(scores))]]
         order = sorted(range(len(ids)), key=scores.__getitem__)
         return [ids[place] for place in order[:count]]
 
-    def _exponentials_of(self, tokens: list[int], position: int) -> list[float]:
-        key = self._position_key(position)
-        if len(tokens) > _VERY_FEW:
-            uniforms = _uniforms(np.array(tokens), np.uint64(key)).tolist()
-        else:
-            tops = [_mix(key + token & _MASK) >> 12 for token in tokens]
-            uniforms = [(top + 0.5) * 2.0**-52 for top in tops]
-        return list(map(_exponential, uniforms))
-
     def _known(self, position: int) -> dict[int, float]:
         """The exponentials of some tokens at a position."""
-        if position not in self._few:
+        known = self._few.get(position)
+        if known is None:
             if len(self._few) == _KEPT_POSITIONS:
                 del self._few[next(iter(self._few))]
-            self._few[position] = {}
-        return self._few[position]
+            known = self._few[position] = {}
+        return known
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""

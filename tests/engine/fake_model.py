@@ -132,7 +132,7 @@ class FakeModel:
         self.on_decode(seconds)
         if fault:
             raise fault.error("broken off")
-        return self._buffer[:n_rows]
+        return list(self._buffer[:n_rows])
 
     def truncate(self, seq: int, length: int) -> bool:
         if self.rollback == "checkpoint" and 0 < length < self.length(seq):

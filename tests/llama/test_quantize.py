@@ -159,7 +159,7 @@ def test_the_result_loads_as_a_draft_of_its_target(target_file: Path, tmp_path: 
     assert check_files(target_file, out).compatible
     with Model(out, gpu_layers=0) as model:
         context = Context(model, n_ctx=256, n_batch=32, threads=1)
-        rows = context.decode([1, 2], [0, 1], [(0,), (0,)], [False, True])
-        assert rows.shape == (1, model.n_vocab)
-        assert rows.std() > 0
+        (row,) = context.decode([1, 2], [0, 1], [(0,), (0,)], [False, True])
+        assert row.shape == (model.n_vocab,)
+        assert row.std() > 0
         context.close()

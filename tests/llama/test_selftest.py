@@ -15,6 +15,10 @@ from specllama.llama.selftest import batch_difference, exact_range
 from tests.engine.fake_model import FakeModel, language
 
 
+def shifted(rows: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    return [row + np.float32(0.25) for row in rows]
+
+
 class Rounding(FakeModel):
     """A machine whose batches come out a little different."""
 
@@ -24,9 +28,9 @@ class Rounding(FakeModel):
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[np.float32]]:
         rows = super().decode(tokens, positions, sequences, outputs)
-        return rows + np.float32(0.25) if len(tokens) > 1 else rows
+        return shifted(rows) if len(tokens) > 1 else rows
 
 
 def test_finds_a_difference() -> None:
@@ -43,9 +47,9 @@ class Stepping(FakeModel):
         positions: Sequence[int],
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[np.float32]]:
         rows = super().decode(tokens, positions, sequences, outputs)
-        return rows + np.float32(0.25) if len(tokens) >= 5 else rows
+        return shifted(rows) if len(tokens) >= 5 else rows
 
 
 def test_the_exact_range_ends_before_the_first_difference() -> None:
@@ -70,9 +74,9 @@ def test_exact_says_where_it_is_not(target_file: Path, monkeypatch: pytest.Monke
         assert decoder.warnings == []
     real = Context.decode
 
-    def rounding(self: Context, tokens: Sequence[int], *rest: object) -> NDArray[np.float32]:
+    def rounding(self: Context, tokens: Sequence[int], *rest: object) -> list[NDArray[np.float32]]:
         rows = real(self, tokens, *rest)  # type: ignore[arg-type]
-        return rows + np.float32(0.25) if len(tokens) > 2 else rows
+        return shifted(rows) if len(tokens) > 2 else rows
 
     monkeypatch.setattr(Context, "decode", rounding)
     with SpeculativeDecoder(target_file, options=options) as decoder:

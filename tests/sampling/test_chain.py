@@ -137,6 +137,16 @@ def test_a_few_candidates_with_ties_at_every_edge(
     check_few(logits, params)
 
 
+@pytest.mark.parametrize(("n_more", "count"), [(0, 1), (38, 2)])
+def test_many_small_ones_count_in_what_top_p_measures(n_more: int, count: int) -> None:
+    """The second has .055 of the first; each of the others .006, .23 in all."""
+    logits = np.full(1000, -20.0, np.float32)
+    logits[:2], logits[2 : 2 + n_more] = (0.0, -2.9), -5.1
+    params = SamplingParams(top_p=0.8)
+    check_few(logits, params)
+    assert len(Sampler(params).distribution(logits, [])) == count
+
+
 @pytest.mark.parametrize(("top_p", "count"), [(0.25, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
 def test_top_p_that_is_just_reached(top_p: float, count: int) -> None:
     """Four of two hundred that tie."""
