@@ -40,6 +40,9 @@ def generate(
         bool, typer.Option("--raw", help="Continue the text: no chat template.")
     ] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON event a line.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="With --json(l): each token's log-probability.")
+    ] = False,
     show_draft: Annotated[
         bool, typer.Option("--show-draft", help="Colour the tokens that were drafted.")
     ] = False,
@@ -62,8 +65,9 @@ def generate(
     The prompt is what comes on stdin, then each -f FILE with its name, then PROMPT.
     """
     if batch is not None:
-        beside = {"PROMPT": prompt, "--file": files, "--jsonl": jsonl, "--show-draft": show_draft,
-                  "--stats": stats, "--explain": explain, "--beams": beams}  # fmt: skip
+        beside = {"PROMPT": prompt, "--file": files, "--jsonl": jsonl, "--logprobs": logprobs,
+                  "--show-draft": show_draft, "--stats": stats, "--explain": explain,
+                  "--beams": beams}  # fmt: skip
         _nothing_beside("--batch", beside)
         run = model_flags.resolve(flags)
         return generate_batch.answer_all(run, batch, output, parallel, raw=raw)
@@ -77,11 +81,12 @@ def generate(
     if raw and run.system:
         raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
     beam = generate_beams.BeamFlags(beams, n_best, length_penalty, early_stopping)
-    beam.check(flags, jsonl=jsonl, show_draft=show_draft, explain=explain)
+    beam.check(flags, jsonl=jsonl, logprobs=logprobs, show_draft=show_draft, explain=explain)
     if (search := beam.params(run)) is not None:
         return generate_beams.search(run, search, text, raw=raw, stats=stats)
-    shows_logprobs = jsonl or out.mode == "json"
-    run = replace(run, params=replace(run.params, logprobs=shows_logprobs))
+    if logprobs and not (jsonl or out.mode == "json"):
+        raise UsageError("--logprobs needs --json or --jsonl.")
+    run = replace(run, params=replace(run.params, logprobs=logprobs))
     with Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
     with decoder:
@@ -174,8 +179,9 @@ class JsonLines(Json):
 
     def token(self, event: StreamEvent) -> None:
         fields = asdict(event)
-        if not event.top:
-            del fields["top"]
+        del fields["top"]
+        if event.logprob is None:
+            del fields["logprob"]
         out.event({"type": "token"} | fields)
 
     def end(self, generation: Generation) -> None:
@@ -184,10 +190,11 @@ class JsonLines(Json):
 
 def as_data(generation: Generation, decoder: SpeculativeDecoder, run: Run) -> dict[str, Any]:
     """A generation with everything needed to understand and to repeat it, as plain data."""
+    asked = {"logprobs": generation.logprobs} if run.params.logprobs else {}
     return {
         "text": generation.text,
         "tokens": generation.tokens,
-        "logprobs": generation.logprobs,
+        **asked,
         "finish_reason": generation.finish_reason,
         "usage": asdict(generation.usage),
         "timings": asdict(generation.timings),

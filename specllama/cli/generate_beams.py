@@ -67,8 +67,11 @@ class BeamFlags:
     length_penalty: float | None
     early_stopping: bool
 
-    def check(self, flags: ModelFlags, *, jsonl: bool, show_draft: bool, explain: bool) -> None:
+    def check(self, flags: ModelFlags, **others: bool) -> None:
         """Refuse options that do not go together.
+
+        Args:
+            others: options of `generate` itself that beams do not go with, and whether they are on.
 
         Raises:
             UsageError: says which.
@@ -79,7 +82,6 @@ class BeamFlags:
                 if getattr(self, name) is not None and getattr(self, name) is not False:
                     raise UsageError(f"{_option(name)} needs --beams.")
             return
-        others = {"jsonl": jsonl, "show_draft": show_draft, "explain": explain}
         typed = [*flags.given(), *(name for name, is_on in others.items() if is_on)]
         for name in typed:
             if name not in _SHARED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,9 +95,13 @@ class Drafter(ABC):
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """A proposal per want, in order; an empty one where there is nothing to say."""
 
-    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
-        """Whether `propose` may have something to say; asked of free drafters while others rest."""
-        return True
+    def idea(self, key: int, ids: Sequence[int]) -> float:
+        """How much speaks at most for what `propose` would say, 0 for nothing.
+
+        Free drafters are asked this while others rest. One whose last idea came to nothing is heard
+        again when there is more, or if this is infinite.
+        """
+        return math.inf
 
     def ready(self, key: int, ids: Sequence[int]) -> int:
         """How many tokens the next proposal would begin with that were drafted ahead."""

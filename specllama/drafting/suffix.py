@@ -48,12 +48,12 @@ class SuffixDrafter(Drafter):
         """Read a prompt."""
         self._read(key, ids)
 
-    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
-        """Whether a suffix that is long enough was there before."""
+    def idea(self, key: int, ids: Sequence[int]) -> float:
+        """No less than the length of the match, 0 where it is not long enough."""
         runs = self._runs.get(key)
         if runs is None:
             runs = self._runs[key] = _Runs(self._min_match)
-        return runs.repeats(ids)
+        return runs.longest(ids)
 
     def _read(self, key: int, ids: Sequence[int]) -> SuffixAutomaton:
         automaton = self._automata.get(key)
@@ -94,7 +94,7 @@ class SuffixDrafter(Drafter):
 
 
 class _Runs:
-    """All runs of `size` ids: whether the latest is new costs a tenth of keeping an automaton up.
+    """All runs of `size` ids: whether the latest is new costs a tenth of keeping up an automaton.
 
     Attributes:
         length: ids read.
@@ -103,14 +103,14 @@ class _Runs:
     def __init__(self, size: int) -> None:
         self._size = size
         self._seen: set[tuple[int, ...]] = set()
-        self._repeats = False
+        self._n_known = 0  # of the latest runs in line
         self.length = 0
 
-    def repeats(self, ids: Sequence[int]) -> bool:
-        """Read on in ids that only grow; whether their last run was there before."""
+    def longest(self, ids: Sequence[int]) -> int:
+        """Read on in ids that only grow; the most of the last that can have been there before."""
         for end in range(max(self.length + 1, self._size), len(ids) + 1):
             run = tuple(ids[end - self._size : end])
-            self._repeats = run in self._seen
+            self._n_known = self._n_known + 1 if run in self._seen else 0
             self._seen.add(run)
         self.length = len(ids)
-        return self._repeats
+        return self._size - 1 + self._n_known if self._n_known else 0

@@ -62,20 +62,19 @@ class TextDrafter(Drafter):
         self._starts[key] = len(ids)
         self._alignments.pop(key, None)
 
-    def has_idea(self, key: int, ids: Sequence[int]) -> bool:
-        """Whether a text was predicted."""
-        return key in self._alignments
+    def idea(self, key: int, ids: Sequence[int]) -> float:
+        """The latest tokens that the text foretold and one more, where a text was predicted."""
+        alignment = self._followed(key, ids)
+        return 0 if alignment is None else 1 + alignment.agreed
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Follow each reply to its end, then draft what the text says next."""
         return [self._propose(want) for want in wants]
 
     def _propose(self, want: Want) -> Proposal:
-        alignment = self._alignments.get(want.key)
+        alignment = self._followed(want.key, want.ids)
         if alignment is None:
             return Proposal()
-        start = self._starts.get(want.key, 0)
-        alignment.follow(want.ids[start + alignment.n_read :])
         tokens: list[int] = []
         confidence = alignment.confidence
         for token in alignment.upcoming(want.limit):
@@ -83,6 +82,12 @@ class TextDrafter(Drafter):
                 break
             tokens.append(token)
         return Proposal.chain(tokens, source=self.name)
+
+    def _followed(self, key: int, ids: Sequence[int]) -> Alignment | None:
+        alignment = self._alignments.get(key)
+        if alignment is not None:
+            alignment.follow(ids[self._starts.get(key, 0) + alignment.n_read :])
+        return alignment
 
     def rewind(self, key: int, length: int) -> None:
         """Follow the reply from its beginning again, should it have changed."""

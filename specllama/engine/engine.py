@@ -335,11 +335,13 @@ class Engine:
         self.scheduler.settle(seconds, propose_s, shares)
 
     def _is_prompted(self, live: Sequence) -> bool:
-        """Whether a drafter that costs nothing may have a proposal, or it drafts at any price."""
+        """Whether a drafter that costs nothing has a new idea, or it drafts at any price."""
         if not live.request.adaptive:
             return len(live.drafters) > 0
         for drafter in live.drafters:
-            if drafter.free and drafter.has_idea(live.key, live.ids):
+            idea = drafter.idea(live.key, live.ids) if drafter.free else 0.0
+            if idea and idea >= live.dull.get(drafter.name, 0.0) and live.account.may_draft:
+                live.dull[drafter.name] = idea + 1
                 return True
         return False
 
@@ -348,9 +350,10 @@ class Engine:
         for group in self._groups([(live, _PLAIN) for live in lives]):
             members = [live for live, _ in group]
             self.scheduler.costs.pass_by(len(members))
-            for live, row in zip(members, next_rows(self.cache, members), strict=True):
+            rows = next_rows(self.cache, members)
+            for index, live in enumerate(members):
                 live.stats.rounds += 1
-                self._put(live, next_token(live, row), row, "")
+                self._put(live, next_token(live, rows[index]), rows[index], "")
                 self.cache.truncate(live.key, len(live.ids) - 1)
 
     def _groups(self, pairs: Group) -> list[Group]:
@@ -423,6 +426,7 @@ class Engine:
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)
         if len(proposal):
+            live.dull.clear()
             self.scheduler.learn(plan.bet, live.stats, verified.steps(), proposal, path)
         self.cache.truncate(live.key, len(live.ids) - 1)
         if live.request.drafters:

@@ -30,6 +30,7 @@ class Sequence:
         key: its slot: the sequence id in every cache.
         ids: prompt and emitted tokens; the last one is in no cache.
         drafters: those of the engine that may draft for it.
+        dull: by drafter, how strong an idea has to be to be heard (`Drafter.idea`).
         n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
         draft_best: see `drafting.protocol.Want.best`.
@@ -53,6 +54,7 @@ class Sequence:
         self.request = request
         self.account = account
         self.drafters = drafters
+        self.dull: dict[str, float] = {}
         self.ids = list(request.ids)
         self.n_prompt = len(self.ids)
         self.chance = request.rule.chance(request.seed)

@@ -10,8 +10,6 @@ Nothing here sorts a vocabulary: a step that needs "the largest" takes block max
 """
 
 import math
-import struct
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -37,7 +35,6 @@ _PIECE = 1 << 14
 _ASKED = (64, 512)
 # The least temperature above 0 that float32 can divide by: greedy but for exact ties.
 _COLDEST = 1e-30
-_FLOAT32 = struct.Struct("f")
 
 
 class Sampler:
@@ -47,7 +44,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
-        self._log_min_p = _as_float32(math.log(params.min_p)) if params.min_p > 0.0 else -math.inf
+        self._log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         self._adjusts = params.penalises or len(self._bias_ids) > 0
@@ -123,39 +120,45 @@ class Sampler:
         """The law where top-k is small: from the logits near the largest, if they settle it."""
         top = np.maximum.reduce(values)
         _check_finite(float(top))
+        least = float(top + self._log_min_p)
         if self._log_min_p > -_NEAR:
             found = (values >= top - _NEAR).nonzero()[0]
             if len(found) <= _MANY:
-                law = self._law_of_few(*_listed(found, ids, values))
+                law = self._law_of_few(*_listed(found, ids, values), least)
                 if law is not None:
                     return law
-        law = self._law_of_few(*_listed(_about_largest(values, self._few), ids, values))
+        law = self._law_of_few(*_listed(_about_largest(values, self._few), ids, values), least)
         assert law is not None  # nothing is left out
         return law
 
-    def _law_of_few(self, ids: list[int], values: list[float]) -> Distribution | None:
+    def _law_of_few(self, ids: list[int], values: list[float], least: float) -> Distribution | None:
         """Top-k, top-p, min-p and temperature over some largest logits (ids rising).
 
         Where they are fewer than top-k leaves, all others are more than `_NEAR` below the largest,
         and min-p leaves none of them; None where top-p might depend on what they are.
+
+        Args:
+            least: the smallest logit that min-p leaves.
         """
         params = self._params
-        rising = sorted(values)[-params.top_k :]
-        top, first = rising[-1], 0
-        if params.min_p > 0.0:
-            first = bisect_left(rising, _as_float32(top + self._log_min_p))
-        if params.top_p < 1.0 and first < len(rising) - 1:  # where min-p left more than one
-            weights = [math.exp(value - top) for value in rising]
-            weights.reverse()
-            mass, n_likely = math.fsum(weights), len(rising) - first
-            count = _count_to(weights, params.top_p * mass)
-            n_more = params.top_k - len(rising)
-            if n_more and count < n_likely:
-                most = mass + n_more * _NEAR_WEIGHT
-                if min(_count_to(weights, params.top_p * most), n_likely) != count:
+        falling = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+        del falling[params.top_k :]
+        top, count = values[falling[0]], 1
+        while count < len(falling) and values[falling[count]] >= least:
+            count += 1
+        if params.top_p < 1.0 and count > 1:
+            weights = [math.exp(values[place] - top) for place in falling]
+            mass = math.fsum(weights)
+            reached = _count_to(weights, params.top_p * mass)
+            n_more = params.top_k - len(falling)
+            if n_more and reached < count:
+                most = params.top_p * (mass + n_more * _NEAR_WEIGHT)
+                if min(_count_to(weights, most), count) != reached:
                     return None
-            first = max(first, len(rising) - count)
-        kept = _largest_of_few(values, rising, first)
+            count = min(count, reached)
+        if count == 1:
+            return Distribution.point(ids[falling[0]])
+        kept = sorted(falling[:count])
         cold = max(params.temperature, _COLDEST)
         scaled = [math.exp((values[place] - top) / cold) for place in kept]
         if min(scaled) == 0.0:
@@ -194,27 +197,6 @@ def _listed(places: IntArray, ids: IntArray | None, values: Row) -> tuple[list[i
     """Ids and logits of some places of a row, or of what is permitted of one."""
     kept = places if ids is None else ids[places]
     return kept.tolist(), values[places].tolist()
-
-
-def _largest_of_few(values: list[float], rising: list[float], first: int) -> list[int]:
-    """Positions, rising, of the values behind the `first` smallest; ties go to the lowest.
-
-    Args:
-        rising: the largest of the values, in order.
-    """
-    edge = rising[first]
-    kept = [place for place, value in enumerate(values) if value >= edge]
-    surplus = len(kept) - (len(rising) - first)
-    if surplus:
-        ties = [place for place in kept if values[place] == edge][-surplus:]
-        kept = [place for place in kept if place not in ties]
-    return kept
-
-
-def _as_float32(number: float) -> float:
-    """Rounded as float32 arithmetic would, without the time of a numpy scalar."""
-    rounded: float = _FLOAT32.unpack(_FLOAT32.pack(number))[0]
-    return rounded
 
 
 def _count_to(weights: list[float], mass: float) -> int:

@@ -89,7 +89,7 @@ class SharedNoise:
         ids, probs = law.lists
         known, key = self._known(position), self._position_key(position)
         scores = []
-        for token, prob in zip(ids, probs, strict=True):
+        for place, token in enumerate(ids):
             found = known.get(token)
             if found is None:
                 bits = key + token & _MASK  # `_mix`, and what `_uniforms` makes of it
@@ -97,7 +97,7 @@ class SharedNoise:
                 bits = (bits ^ bits >> 33) * _MIX_SECOND & _MASK
                 uniform = (((bits ^ bits >> 27) >> 12) + 0.5) * 2.0**-52
                 found = known[token] = _exponential(uniform)
-            scores.append(found / prob)
+            scores.append(found / probs[place])
         if count == 1:
             return [ids[scores.index(min(scores))]]
         order = sorted(range(len(ids)), key=scores.__getitem__)

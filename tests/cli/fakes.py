@@ -110,7 +110,7 @@ class FakeStream:
         return Generation(
             text="".join(event.text for event in self._emitted),
             tokens=[event.id for event in self._emitted],
-            logprobs=[event.logprob for event in self._emitted],
+            logprobs=[e.logprob for e in self._emitted if e.logprob is not None],
             finish_reason=self._finish_reason(),
             usage=Usage(self._prompt_tokens, tokens),
             timings=Timings(0.5, 0.18, 90.0, rate, 0.18 + tokens / self._reply.tok_s, 0.05),
@@ -127,7 +127,8 @@ class FakeStream:
             if self._cancelled:
                 return
             drafted = self._drafts(index)
-            event = StreamEvent(100 + index, text, -0.25, drafted, "model" if drafted else "")
+            logprob = -0.25 if self._params.logprobs else None
+            event = StreamEvent(100 + index, text, logprob, drafted, "model" if drafted else "")
             self._emitted.append(event)
             yield event
             if self._reply.interrupt_after == index + 1:

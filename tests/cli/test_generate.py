@@ -238,11 +238,20 @@ def test_jsonl_is_one_event_a_line(generate: Generate) -> None:
         "type": "token",
         "id": 101,
         "text": ",",
-        "logprob": -0.25,
         "from_draft": True,
         "source": "model",
     }
     assert events[-1]["text"] == "Hello, world."
+
+
+def test_log_probabilities_where_they_are_asked_for(generate: Generate) -> None:
+    assert "logprobs" not in json.loads(generate("Hi", "--json").out)
+    assert json.loads(generate("Hi", "--json", "--logprobs").out)["logprobs"] == [-0.25] * 4
+    lines = generate("Hi", "--jsonl", "--logprobs").out.splitlines()
+    assert [json.loads(line)["logprob"] for line in lines[:-1]] == [-0.25] * 4
+    result = generate("Hi", "--logprobs")
+    assert result.code == 2
+    assert "--logprobs needs --json or --jsonl." in result.err
 
 
 def test_json_errors_are_json_too(generate: Generate, decoder: FakeDecoder) -> None:

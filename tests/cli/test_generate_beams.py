@@ -86,7 +86,7 @@ def test_stats(decoder: Searching, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ["--temp", "1"], ["--top-k", "5"], ["-s", "1"], ["--verify", "match"], ["--stop", "x"],
         ["-j", "{}"], ["--grammar", 'root ::= "a"'], ["-l", "5+1"], ["--repeat-penalty", "1.1"],
-        ["--jsonl"], ["--show-draft"], ["--tree", "2,2"],
+        ["--jsonl"], ["--show-draft"], ["--json", "--logprobs"], ["--tree", "2,2"],
     ],
 )  # fmt: skip
 def test_what_belongs_to_sampling_is_refused(

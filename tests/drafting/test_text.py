@@ -276,19 +276,20 @@ def test_a_prediction_is_for_one_reply() -> None:
 def test_has_an_idea_as_long_as_a_text_is_predicted() -> None:
     """Wherever the reply is in it: the text may begin to agree with any token."""
     made = drafter(TEXT)
-    assert made.has_idea(0, PROMPT)
-    assert made.has_idea(0, [*PROMPT, *TEXT, 9, 9])
-    assert not made.has_idea(1, PROMPT)
+    assert made.idea(0, PROMPT) == 1
+    assert [made.idea(0, [*PROMPT, *TEXT[:count]]) for count in (1, 2, 3)] == [2, 3, 4]
+    assert made.idea(0, [*PROMPT, *TEXT[:3], 9, 9]) == 1
+    assert not made.idea(1, PROMPT)
     made.rewind(0, 0)
-    assert made.has_idea(0, PROMPT)
+    assert made.idea(0, PROMPT) == 1
     made.prepare(0, [*PROMPT, A, 7])
-    assert not made.has_idea(0, [*PROMPT, A, 7])
+    assert not made.idea(0, [*PROMPT, A, 7])
     made.predict(0, [])
-    assert not made.has_idea(0, [*PROMPT, A, 7])
+    assert not made.idea(0, [*PROMPT, A, 7])
     made.predict(0, TEXT)
-    assert made.has_idea(0, [*PROMPT, A, 7])
+    assert made.idea(0, [*PROMPT, A, 7])
     made.forget()
-    assert not made.has_idea(0, [*PROMPT, A, 7])
+    assert not made.idea(0, [*PROMPT, A, 7])
 
 
 def test_a_repair_in_the_middle_of_a_reply_keeps_the_prediction() -> None:

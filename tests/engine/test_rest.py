@@ -70,6 +70,15 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+class Ideas(Script):
+    """A drafter whose ideas are as strong as it is told."""
+
+    strength: float = 0
+
+    def idea(self, key: int, ids: Sequence[int]) -> float:
+        return self.strength
+
+
 def costly(clock: Clock, says: Language = words, seconds: float = DRAFT_S) -> Script:
     """A drafter that is always right, at a price."""
     oracle = right(says)
@@ -271,6 +280,37 @@ class TestEnds:
         silent.says = lambda want: Proposal.chain(oracle(want.ids, 1))
         steps(made, live, weighed, 1)
         assert live.stats.by_source["text"].accepted == 1
+
+    def test_an_idea_that_came_to_nothing_is_heard_again_when_it_is_stronger(
+        self, clock: Clock, weighed: list[int]
+    ) -> None:
+        """Until something was drafted: then the weakest is heard again."""
+        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
+        made = engine(clock, costly(clock), ideas)
+        live = resting(made, weighed)
+        heard = []
+        for ideas.strength in (2, 2, 1, 3, 3, 0, 4):
+            heard += steps(made, live, weighed, 1)
+        assert heard == [True, False, False, True, False, False, True]
+        oracle = right(words)
+        ideas.says = lambda want: Proposal.chain(oracle(want.ids, 1))
+        ideas.strength = 5
+        assert steps(made, live, weighed, 1) == [True]
+        assert live.stats.by_source["text"].accepted == 1
+        ideas.strength = 1
+        assert steps(made, live, weighed, 1) == [True]
+
+    def test_an_idea_that_nobody_can_afford_is_not_heard(
+        self, clock: Clock, weighed: list[int]
+    ) -> None:
+        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
+        made = engine(clock, costly(clock), ideas)
+        live = resting(made, weighed)
+        live.account.book(1.0, 0.0)
+        ideas.strength = 9
+        assert steps(made, live, weighed, 3) == [False] * 3
+        live.account.book(0.0, 1.0)
+        assert steps(made, live, weighed, 1) == [True]
 
     def test_fixed_lengths_are_always_drafted(self, clock: Clock, weighed: list[int]) -> None:
         """A drafter that said nothing, in no time, for long: it may still say something."""
