@@ -92,11 +92,12 @@ def verify(
         for branch in layout.branches:
             cache.backend.fork(live.key, branch)
         batch.add(live, proposal, layout, cache.length(live.key))
-    unused = spare[sum(len(layout.branches) for layout in layouts) :]
-    filler = unused[-1] if unused and size > len(batch.tokens) and _fits(cache, size) else None
-    if filler is not None:
-        batch.fill_up(size, filler)
+    n_tokens = len(batch.tokens)
+    if size > n_tokens and _fits(cache, size, batch.positions[-1] + size - n_tokens):
+        batch.fill_up(size)
     rows = batch.decode(cache, meanwhile)
+    if len(batch.tokens) > n_tokens:
+        cache.backend.truncate(batch.sequences[-1][0], batch.positions[n_tokens])
     found = []
     for live, proposal, first in zip(lives, proposals, batch.first_rows, strict=True):
         verdict = live.request.rule.verify(
@@ -105,8 +106,6 @@ def verify(
         found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, first)))
     for verified, layout in zip(found, layouts, strict=True):
         _commit(cache, verified, layout, linear)
-    if filler is not None:
-        cache.backend.drop(filler)
     return found, len(batch.tokens)
 
 
@@ -159,11 +158,15 @@ def _layouts(
     return layouts
 
 
-def _fits(cache: TokenCache, size: int) -> bool:
-    """Whether a batch of that size, all logits wanted, can be decoded without giving way."""
+def _fits(cache: TokenCache, size: int, last: int) -> bool:
+    """Whether a batch of that size, all logits wanted, can be decoded without giving way.
+
+    Args:
+        last: the position of its last token.
+    """
     backend = cache.backend
     room = min(backend.n_batch, backend.n_outputs, backend.n_ctx - cache.n_cells)
-    return backend.rollback == "free" and size <= room
+    return backend.rollback == "free" and size <= room and last < backend.n_ctx_seq
 
 
 class _Batch:
@@ -203,12 +206,15 @@ class _Batch:
             self.tokens, self.positions, self.sequences, self.outputs, meanwhile
         )
 
-    def fill_up(self, size: int, seq: int) -> None:
-        """Add tokens that mean nothing, in a sequence of their own, up to `size` in all."""
-        extra = size - len(self.tokens)
+    def fill_up(self, size: int) -> None:
+        """Add tokens that mean nothing behind the last one, up to `size` in all.
+
+        A sequence of their own would make another graph, which llama.cpp had to build each time.
+        """
+        extra, start = size - len(self.tokens), self.positions[-1] + 1
         self.tokens += [0] * extra
-        self.positions += range(extra)
-        self.sequences += [(seq,)] * extra
+        self.positions += range(start, start + extra)
+        self.sequences += [self.sequences[-1][:1]] * extra
         self.outputs += [True] * extra
 
 

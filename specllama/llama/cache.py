@@ -25,6 +25,7 @@ class Backend(Protocol):
     """What the engine needs of a model with a cache (see `llama.context.Context`)."""
 
     n_ctx: int
+    n_ctx_seq: int
     n_batch: int
     n_seq: int
     n_outputs: int

@@ -25,6 +25,7 @@ _NEWS = 0.03
 _RENEWAL = 32
 _CHANGING = 2
 _CONFIRMED = 2
+_LEAST_STEADY = 0.5
 _TRUSTED = 3
 
 
@@ -59,6 +60,11 @@ class Typical:
         self.value = sorted(self._recent)[(len(self._recent) - 1) // 2]
         self.count += 1
         return True
+
+    def cap(self, seconds: float) -> None:
+        """None of the times was any longer than this, it turned out."""
+        self._recent = deque((min(one, seconds) for one in self._recent), _RECENT)
+        self.value = min(self.value, seconds)
 
     @property
     def latest(self) -> float:
@@ -140,6 +146,9 @@ class Costs:
         alike = self._alike(behind_prompt)
         alike[n_tokens].observe(seconds)
         steady = alike is self._same
+        if not steady and seconds < self._same[n_tokens].value:
+            # a burst of hiccups was measured: a decode that pays for changing takes no less
+            self._same[n_tokens].cap(max(seconds - self._extra_of(alike), _LEAST_STEADY * seconds))
         believed = self._all[n_tokens].observe(seconds)
         expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
@@ -166,6 +175,9 @@ class Costs:
         if behind_prompt or self._in_a_row == 1:
             return self._firsts
         return self._seconds if self._in_a_row == _CHANGING else self._same
+
+    def _extra_of(self, alike: dict[int, Typical]) -> float:
+        return self.first_s if alike is self._firsts else self.second_s
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
@@ -400,24 +412,21 @@ def _differs(one: float, other: float) -> bool:
 
 
 def _extra_s(same: Seconds, other: Seconds) -> float:
-    """What a decode costs more than usual; 0 where that is not seen at nearly every size."""
+    """What a decode costs more than usual; 0 where that is not seen at two sizes of three."""
     extra = sorted(other[n] - same[n] for n in same.keys() & other.keys())
     if len(extra) < _LEAST_PAIRS:
         return 0.0
-    least, middle = extra[len(extra) // 4], extra[len(extra) // 2]
+    least, middle = extra[len(extra) // 3], extra[len(extra) // 2]
     return middle if least > _LEAST_SWITCH * same[min(same)] else 0.0
 
 
 def _corrected(known: float, same: Seconds, other: Seconds) -> float:
-    """The same, learned from enough sizes; fewer can only say that it is less than was thought.
-
-    A first look may hold what is paid once (kernels loaded), and nobody would try a size again.
-    """
+    """The same, learned from enough sizes, or from the dearest of those that were in use."""
     sizes = same.keys() & other.keys()
     if len(sizes) >= _LEAST_PAIRS:
         return _extra_s(same, other)
     extra = max((other[n] - same[n] for n in sizes), default=known)
-    return min(known, extra) if sizes and extra > _LEAST_SWITCH * same[min(same)] else known
+    return extra if sizes and extra > _LEAST_SWITCH * same[min(same)] else known
 
 
 def _beyond(seen: Seconds) -> tuple[float, float]:

@@ -161,11 +161,14 @@ class Scheduler(RoundPrices):
     def open_account(self, n_tokens: int | None) -> Account:
         """A reply begins: what is usual counts more now than what was seen of late.
 
+        What drafting promises is looked at anew: where it did not pay, nobody asked for long.
+
         Args:
             n_tokens: the most that it will emit, None where nobody said.
         """
         for acceptance in self._acceptance.values():
             acceptance.fade()
+        self._outlooks.clear()
         self._rest = 0
         return Account(self, n_tokens)
 

@@ -95,6 +95,7 @@ class FakeModel:
     on_decode: Callable[[float], None] = lambda seconds: None
 
     def __post_init__(self) -> None:
+        self.n_ctx_seq = self.n_ctx
         self.cells: list[Cell] = []
         self._saved: dict[int, Tokens] = {}
         self._buffer = np.full((self.n_batch, self.n_vocab), np.nan, np.float32)

@@ -31,16 +31,34 @@ def engine(words: Language, n_seq: int, **settings: Any) -> Engine:
 
 
 @pytest.mark.parametrize("n_seq", [1, 2, 4])
-def test_the_text_stays_the_same(n_seq: int) -> None:
-    """Two tokens are decoded as four, where there is a sequence for what fills them up."""
+def test_the_text_stays_the_same(n_seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens are decoded as four, all in one sequence: another would make another graph."""
     made = engine(WORDS, n_seq)
+    backend = made.backend
+    assert isinstance(backend, FakeModel)
+    decode, seen = backend.decode, set()
+
+    def spy(tokens: Any, positions: Any, sequences: Any, *others: Any) -> Any:
+        seen.update(sequences)
+        return decode(tokens, positions, sequences, *others)
+
+    monkeypatch.setattr(backend, "decode", spy)
     asked = request([1, 2, 3], drafters=("script",))
     outcome = run(made, asked)
     assert (outcome.tokens, outcome.reason) == expected(WORDS, asked)
+    assert set(backend.batches[1:]) == {4}
+    assert seen == {(0,)}
+
+
+def test_a_sequence_is_not_filled_up_beyond_its_end() -> None:
+    """Where each has its own part of the cells, though others have room."""
+    made = engine(WORDS, 4)
     backend = made.backend
     assert isinstance(backend, FakeModel)
-    assert (4 in backend.batches[1:]) == (n_seq > 1)
-    assert (2 in backend.batches[1:]) == (n_seq == 1)
+    backend.n_ctx_seq = 10
+    asked = request([1, 2, 3], drafters=("script",), max_tokens=8, is_end=lambda token: False)
+    assert run(made, asked).tokens == expected(WORDS, asked)[0]
+    assert {2, 4} <= set(backend.batches[1:])
 
 
 @pytest.mark.parametrize("limits", [{"n_batch": 3}, {"n_outputs": 3}])

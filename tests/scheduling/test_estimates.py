@@ -322,6 +322,31 @@ class TestSwitching:
         assert costs.second_s == pytest.approx(2 * SECOND_S)
         assert costs.changed
 
+    def test_one_size_that_is_in_use_tells_what_a_capture_costs(self) -> None:
+        """More than a first look, which replaced graphs by others of the same kind."""
+        costs = Costs(self.machine().table())
+        for _ in range(3):
+            for n_tokens, extra in ((1, FIRST_S), (1, 2 * SECOND_S), (1, 0.0), (4, FIRST_S)):
+                costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
+        assert costs.second_s == pytest.approx(2 * SECOND_S)
+
+    def test_a_burst_of_hiccups_is_not_believed_for_ever(self) -> None:
+        """A size that seems dear is hardly tried, and then its first decodes are all there is."""
+        costs = self.machine()
+        for _ in range(9):
+            costs.observe_target(4, 0.009)
+        assert costs.target_s(4) == pytest.approx(0.009)
+        for _ in range(2):
+            costs.observe_target(1, 0.0033)
+            costs.observe_target(4, 0.0042 + FIRST_S)
+        assert costs.target_s(4) == pytest.approx(0.0042, rel=0.01)
+
+    def test_a_first_decode_that_took_long_says_nothing_of_others(self) -> None:
+        costs = self.machine()
+        costs.observe_target(1, 0.0033)
+        costs.observe_target(4, 0.02)
+        assert costs.target_s(4) == pytest.approx(0.0042)
+
     def test_is_due_twice(self) -> None:
         """The first decode of another size finds no graph, the second captures one."""
         costs = self.machine()
@@ -1047,13 +1072,13 @@ class TestAccount:
         known = Scheduler()
         sizes = {1: 0.003, 2: 0.0031, 3: 0.0032}
         known.recall(CostTable(same=sizes, other={n: s + 0.002 for n, s in sizes.items()}))
-        account = Account(known, 24)
+        account = Account(known, 12)
         known.costs.observe_reading(10, 0.02)
         known.begin(1)
         assert known.affordable(account, "", 1, 1) == 1
         known.observe_batch(2, 0.0051)
         known.settle(0.0051, 0.0, [share(account, 1, 1)])
-        assert account.slack_s == pytest.approx(_RISKED_SHARE * 24 * 0.003 - 0.0001)
+        assert account.slack_s == pytest.approx(_RISKED_SHARE * 12 * 0.003 - 0.0001)
         known.begin(1)
         known.observe_batch(1, 0.005)
         known.begin(1)
@@ -1143,10 +1168,10 @@ class TestAccount:
             account.book(known.plain_s, known.plain_s)
 
     def test_drafts_no_more_than_it_can_lose(self) -> None:
-        """At 5 ms a token and 5 % of 40 of them in hand: six refused ones of 1.5 ms are borne."""
+        """At 5 ms a token and 9 % of 22 of them in hand: six refused ones of 1.5 ms are borne."""
         known = Scheduler()
         known.recall(CostTable(same={n: 0.0035 + 0.0015 * n for n in range(1, 9)}))
-        account = Account(known, 40)
+        account = Account(known, 22)
         assert known.affordable(account, "", 8, 8) == 6
         known.costs.observe_draft("model", 1, 0.004)
         assert known.affordable(account, "model", 8, 8) == 1
