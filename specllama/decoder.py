@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import index
 from pathlib import Path
 from typing import Self
 
@@ -484,10 +485,14 @@ class SpeculativeDecoder:
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         size = self._target.model.vocabulary.size
-        wrong = next((token for token in ids if not 0 <= token < size), None)
+        try:
+            known = list(map(index, ids))  # numpy's integers are none to llama.cpp's bindings
+        except TypeError as error:
+            raise UsageError(f"Token ids are whole numbers ({error}).") from error
+        wrong = next((token for token in known if not 0 <= token < size), None)
         if wrong is not None:
             raise UsageError(f"Token id {wrong} is not in the vocabulary (0 to {size - 1}).")
-        return list(ids)
+        return known
 
     def close(self) -> None:
         """End an open stream and free both models. Closing twice is fine."""

@@ -239,12 +239,20 @@ class TestInterruptions:
         assert decoder.generate(STORY, params(drafter="model")).tokens == plain
 
 
+def test_a_prompt_may_be_an_array(decoder: SpeculativeDecoder) -> None:
+    ids = decoder._encode(STORY)
+    array: Any = np.array(ids)
+    assert decoder.generate(array, params()).tokens == decoder.generate(ids, params()).tokens
+
+
 class TestRefusals:
     def test_prompts(self, decoder: SpeculativeDecoder) -> None:
         with pytest.raises(UsageError, match="empty"):
             decoder.generate("")
         with pytest.raises(UsageError, match="49152 is not in the vocabulary"):
             decoder.generate([49152])
+        with pytest.raises(UsageError, match="whole numbers"):
+            decoder.generate([5.5])  # type: ignore[list-item]
         with pytest.raises(ContextFull, match="context takes 256"):
             decoder.generate([5] * 257)
         with pytest.raises(UsageError, match="empty"):
