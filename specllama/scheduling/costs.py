@@ -146,9 +146,10 @@ class Costs:
         alike = self._alike(behind_prompt)
         alike[n_tokens].observe(seconds)
         steady = alike is self._same
-        if not steady and seconds < self._same[n_tokens].value:
+        if self.switch_s and not steady and seconds < self._same[n_tokens].value:
             # a burst of hiccups was measured: a decode that pays for changing takes no less
-            self._same[n_tokens].cap(max(seconds - self._extra_of(alike), _LEAST_STEADY * seconds))
+            extra = self.first_s if alike is self._firsts else self.second_s
+            self._same[n_tokens].cap(max(seconds - extra, _LEAST_STEADY * seconds))
         believed = self._all[n_tokens].observe(seconds)
         expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
@@ -175,9 +176,6 @@ class Costs:
         if behind_prompt or self._in_a_row == 1:
             return self._firsts
         return self._seconds if self._in_a_row == _CHANGING else self._same
-
-    def _extra_of(self, alike: dict[int, Typical]) -> float:
-        return self.first_s if alike is self._firsts else self.second_s
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
@@ -411,22 +409,30 @@ def _differs(one: float, other: float) -> bool:
     return abs(one - other) > _MATERIAL * other
 
 
-def _extra_s(same: Seconds, other: Seconds) -> float:
-    """What a decode costs more than usual; 0 where that is not seen at two sizes of three."""
+def _extra_s(same: Seconds, other: Seconds, known: float = 0.0) -> float:
+    """What a decode costs more than usual; 0 where that is not seen at nearly every size.
+
+    Two of three are enough where it is known to: a burst of hiccups at one size denies nothing.
+    """
     extra = sorted(other[n] - same[n] for n in same.keys() & other.keys())
     if len(extra) < _LEAST_PAIRS:
         return 0.0
-    least, middle = extra[len(extra) // 3], extra[len(extra) // 2]
+    least, middle = extra[len(extra) // (3 if known else 4)], extra[len(extra) // 2]
     return middle if least > _LEAST_SWITCH * same[min(same)] else 0.0
 
 
 def _corrected(known: float, same: Seconds, other: Seconds) -> float:
-    """The same, learned from enough sizes, or from the dearest of those that were in use."""
+    """The same, learned from enough sizes, or from the dearest in use where it is known to be.
+
+    Fewer sizes reveal nothing: a CPU's first decode of another size is slow now and then.
+    """
     sizes = same.keys() & other.keys()
     if len(sizes) >= _LEAST_PAIRS:
-        return _extra_s(same, other)
-    extra = max((other[n] - same[n] for n in sizes), default=known)
-    return extra if sizes and extra > _LEAST_SWITCH * same[min(same)] else known
+        return _extra_s(same, other, known)
+    if not (known and sizes):
+        return known
+    extra = max(other[n] - same[n] for n in sizes)
+    return extra if extra > _LEAST_SWITCH * same[min(same)] else known
 
 
 def _beyond(seen: Seconds) -> tuple[float, float]:

@@ -135,6 +135,13 @@ def resting(made: Engine, weighed: list[int], **settings: Any) -> Live:
     return live
 
 
+def resting_beside(clock: Clock, weighed: list[int]) -> tuple[Engine, Ideas, Live]:
+    """A reply in the middle of a rest, and a free drafter that has nothing to say yet."""
+    ideas = Ideas(lambda want: Proposal(), name="text", free=True)
+    made = engine(clock, costly(clock), ideas)
+    return made, ideas, resting(made, weighed)
+
+
 def suffix() -> SuffixDrafter:
     return SuffixDrafter(lambda token: False, min_match=2)
 
@@ -285,9 +292,7 @@ class TestEnds:
         self, clock: Clock, weighed: list[int]
     ) -> None:
         """Until something was drafted: then the weakest is heard again."""
-        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
-        made = engine(clock, costly(clock), ideas)
-        live = resting(made, weighed)
+        made, ideas, live = resting_beside(clock, weighed)
         heard = []
         for ideas.strength in (2, 2, 1, 3, 3, 0, 4):
             heard += steps(made, live, weighed, 1)
@@ -303,9 +308,7 @@ class TestEnds:
     def test_an_idea_that_nobody_can_afford_is_not_heard(
         self, clock: Clock, weighed: list[int]
     ) -> None:
-        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
-        made = engine(clock, costly(clock), ideas)
-        live = resting(made, weighed)
+        made, ideas, live = resting_beside(clock, weighed)
         live.account.book(1.0, 0.0)
         ideas.strength = 9
         assert steps(made, live, weighed, 3) == [False] * 3

@@ -330,6 +330,24 @@ class TestSwitching:
                 costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
         assert costs.second_s == pytest.approx(2 * SECOND_S)
 
+    def test_two_sizes_reveal_no_captures_where_none_are_known(self) -> None:
+        """As on a CPU: now and then a first decode takes longer."""
+        costs = Costs(CostTable(same={1: 0.010, 2: 0.017}))
+        for _ in range(9):
+            for n_tokens, extra in ((1, 0.003), (1, 0.004), (1, 0.0), (2, 0.003), (2, 0.004)):
+                costs.observe_target(n_tokens, 0.003 + 0.007 * n_tokens + extra)
+        assert (costs.first_s, costs.second_s) == (0.0, 0.0)
+
+    def test_where_changing_is_free_short_first_decodes_lower_nothing(self) -> None:
+        """Else the ordinary ones would seem to be dear beside them, and changing to cost."""
+        costs = Costs()
+        for place in range(36):
+            for n_tokens in (1, 2, 4):
+                for seconds in (0.009 if place % 5 == 0 else 0.010, 0.010, 0.010):
+                    costs.observe_target(n_tokens, seconds * n_tokens)
+        assert costs.switch_s == 0.0
+        assert costs._same[4].value == pytest.approx(0.040)
+
     def test_a_burst_of_hiccups_is_not_believed_for_ever(self) -> None:
         """A size that seems dear is hardly tried, and then its first decodes are all there is."""
         costs = self.machine()
