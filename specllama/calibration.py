@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from specllama.kept_costs import KeptCosts
 from specllama.llama.context import Context, default_threads
 from specllama.llama.selftest import exact_range
-from specllama.loading import DraftModel, TargetModel, exact_context, is_offloaded
+from specllama.loading import DraftModel, TargetModel, exact_context
 from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
 from specllama.sampling.params import SamplingParams
@@ -199,7 +199,7 @@ class Calibration:
         """The configured counts again, and others; only where the CPU decodes."""
         context, options = self._target.context, self._options
         counts = thread_counts()
-        if len(counts) < 2 or is_offloaded(options.gpu_layers, options.device):
+        if len(counts) < 2 or self._target.model.offloaded:
             return
         usual = options.threads or default_threads()
         try:
@@ -259,13 +259,12 @@ class Calibration:
             yield (place + 1) / len(runs)
 
 
-def first_look(target: Context, draft: Context | None, *, replays: bool) -> CostTable:
+def first_look(target: Context, draft: Context | None) -> CostTable:
     """A handful of decodes, so that a first request need not risk its budget to learn of these.
 
-    Args:
-        replays: the device may replay captured graphs: look for what another size costs, too.
+    A device that may replay captured graphs is looked at for what another size costs, too.
     """
-    table = CostTable()
+    table, replays = CostTable(), target.offloaded
     sizes = FIRST_SIZES if replays else (1, 2)
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
         for size in sizes:

@@ -33,7 +33,6 @@ from specllama.loading import (
     DraftModel,
     LoadProgress,
     TargetModel,
-    is_offloaded,
     load_draft,
     load_target,
 )
@@ -206,11 +205,7 @@ class SpeculativeDecoder:
         if self._costs.table is None and not self._engine.scheduler.costs.known():
             self._engine.forget()
             self._engine.scheduler.recall(
-                first_look(
-                    self._target.context,
-                    loaded.context if loaded else None,
-                    replays=is_offloaded(self.options.gpu_layers, self.options.device),
-                )
+                first_look(self._target.context, loaded.context if loaded else None)
             )
 
     def save(self, path: str | Path) -> None:

@@ -11,7 +11,6 @@ from specllama.drafting.follower import Follower
 from specllama.errors import NotAModel, OutOfMemory
 from specllama.hub.pair import check_files
 from specllama.hub.resolve import resolve
-from specllama.llama import library
 from specllama.llama.context import Context, padded
 from specllama.llama.grammar import Grammars
 from specllama.llama.model import Model
@@ -125,7 +124,7 @@ def load_draft(
         context,
         pair.shared_size,
         pair.differing_ids,
-        one_by_one=is_offloaded(options.draft_gpu_layers, options.draft_device),
+        one_by_one=model.offloaded,
     )
     return DraftModel(found.name, model, context, follower, pair)
 
@@ -138,7 +137,7 @@ def _target_context(model: Model, options: ModelOptions, n_ctx: int) -> Context:
     On a GPU a single one has none either, and all decodes have one width.
     """
     n_cells = options.parallel * padded(n_ctx)
-    width = _width(options)
+    width = _width(model, options)
     apart = options.exact and (options.parallel > 1 or width > 0)
     while True:
         try:
@@ -181,23 +180,15 @@ def _context(
     return Context(model, apart=apart, **settings)
 
 
-def _width(options: ModelOptions) -> int:
+def _width(model: Model, options: ModelOptions) -> int:
     """Tokens of every decode of the target, 0 where batches may be of any size."""
-    on_gpu = options.exact and is_offloaded(options.gpu_layers, options.device)
-    return EXACT_WIDTH if on_gpu else 0
-
-
-def is_offloaded(gpu_layers: int, device: str | None) -> bool:
-    """Whether a model with such settings runs on something else than the CPU here."""
-    if gpu_layers == 0 or device == "CPU":
-        return False
-    return any(not found["name"].startswith("CPU") for found in library.devices())
+    return EXACT_WIDTH if options.exact and model.offloaded else 0
 
 
 def exact_context(model: Model, options: ModelOptions) -> Context:
     """A small context as exact mode has them, to try it out."""
     exact = replace(options, exact=True, parallel=1)
-    width = _width(exact)
+    width = _width(model, exact)
     return _context(model, exact, padded(1), options.threads, None, apart=width > 0, width=width)
 
 

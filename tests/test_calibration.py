@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,8 +133,8 @@ class Device:
 
 def look(monkeypatch: pytest.MonkeyPatch, device: Device, *, replays: bool) -> CostTable:
     monkeypatch.setattr(calibration, "_decode", device.decode)
-    context: Any = None
-    return calibration.first_look(context, None, replays=replays)
+    context: Any = SimpleNamespace(offloaded=replays)
+    return calibration.first_look(context, None)
 
 
 def test_the_first_look_sees_what_changing_sizes_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class Engine:
         self.drafters = list(drafters)  # also finds their models
         self.n_ctx = min(n_ctx or target.n_ctx, target.n_ctx)
         self._max_batch = min(max_batch or target.n_batch, target.n_batch)
-        self.scheduler = Scheduler(self._max_batch)
+        self.scheduler = Scheduler(self._max_batch, replays=target.offloaded)
         self.linear = linear
         self._spare = range(n_slots, target.n_seq)
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}

@@ -35,6 +35,10 @@ class Backend(Protocol):
     overran: bool
 
     @property
+    def offloaded(self) -> bool:
+        """Whether a device other than the CPU has a part in it, as far as the settings go."""
+
+    @property
     def answers_later(self) -> bool:
         """Whether a decode is only queued by its call, and the device works on its own."""
 

@@ -181,6 +181,11 @@ class Context:
         return rows
 
     @property
+    def offloaded(self) -> bool:
+        """Whether a device other than the CPU has weights of the model."""
+        return self.model.offloaded
+
+    @property
     def answers_later(self) -> bool:
         """Whether most decodes of late were only queued by their call, as on a GPU."""
         return 2 * sum(self._waits) > len(self._waits)

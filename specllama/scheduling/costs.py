@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from specllama.scheduling.table import CostTable, Seconds
 
@@ -94,12 +95,14 @@ class Costs:
 
     Where graphs are captured and replayed (CUDA), another size than before costs more: its first
     decode finds no graph that fits, its second captures one. Behind a prompt, the first decode
-    costs as much, but the size before it needs no new capture. Elsewhere both are 0 and all
-    decodes teach one table.
+    costs as much, but the size before it needs no new capture. Where both are 0, all decodes teach
+    one table.
 
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
             (a busy machine, a longer context), until they are measured themselves.
+        replays: the device may replay captured graphs. Elsewhere sizes are never taken to cost for
+            being other ones: the noise of a CPU looks like that often enough.
 
     Attributes:
         first_s, second_s: what the first and the second decode of another size cost more.
@@ -110,8 +113,12 @@ class Costs:
             little; until then they may be remembered.
     """
 
-    def __init__(self, kept: CostTable | None = None) -> None:
+    def __init__(self, kept: CostTable | None = None, *, replays: bool = True) -> None:
+        self._replays = replays
         self._kept = kept or CostTable()
+        if not replays:
+            same = self._kept.other | self._kept.same
+            self._kept = replace(self._kept, same=same, other={}, second={})
         self._all: dict[int, Typical] = defaultdict(Typical)
         self._same: dict[int, Typical] = defaultdict(Typical)
         self._firsts: dict[int, Typical] = defaultdict(Typical)
@@ -202,6 +209,8 @@ class Costs:
         return self._kept.same.get(n_tokens, self._kept.other.get(n_tokens))
 
     def _learn_switch(self) -> None:
+        if not self._replays:
+            return
         same = _values(self._same)
         self.first_s = _corrected(self.first_s, same, _values(self._firsts))
         self.second_s = _corrected(self.second_s, same, _values(self._seconds))

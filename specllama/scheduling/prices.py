@@ -30,14 +30,16 @@ class RoundPrices:
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
+        replays: see `Costs`.
 
     Attributes:
         costs: what is known of the machine.
         n_live: how many sequences share this round's batches.
     """
 
-    def __init__(self, max_batch: int) -> None:
-        self.costs = Costs()
+    def __init__(self, max_batch: int, *, replays: bool) -> None:
+        self._replays = replays
+        self.costs = Costs(replays=replays)
         self.n_live = 1
         self._max_batch = max_batch
         self._seen_from: dict[tuple[int, int], _Prices] = {}

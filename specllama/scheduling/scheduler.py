@@ -115,13 +115,14 @@ class Scheduler(RoundPrices):
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
+        replays: see `Costs`.
 
     Attributes:
         ahead: what is drafted while the target is at work.
     """
 
-    def __init__(self, max_batch: int = 1 << 30) -> None:
-        super().__init__(max_batch)
+    def __init__(self, max_batch: int = 1 << 30, *, replays: bool = True) -> None:
+        super().__init__(max_batch, replays=replays)
         self._known: Mapping[str, dict[str, list[float]]] = {}
         self._acceptance: dict[str, Acceptance] = {}
         self._patience: dict[str, _Patience] = {}
@@ -174,7 +175,7 @@ class Scheduler(RoundPrices):
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
-        self.costs = Costs(table)
+        self.costs = Costs(table, replays=self._replays)
         self._known = table.acceptance
         self._acceptance.clear()
         self._outlooks.clear()

@@ -89,6 +89,7 @@ class FakeModel:
     cost: Callable[[int], float] = lambda n_tokens: 0.001 + 0.0001 * n_tokens
     faults: dict[int, Fault] = field(default_factory=dict)
     seconds: float = 0.0
+    offloaded: bool = True
     answers_later: bool = False
     overran: bool = False
     batches: list[int] = field(default_factory=list)

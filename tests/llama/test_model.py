@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,21 @@ class TestOptions:
     def test_known_device(self, path: Path) -> None:
         with Model(path, device="CPU") as model:
             assert model.n_ctx_train == 512
+
+    def test_offloaded_where_a_gpu_has_a_part_in_it(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def is_offloaded(**options: Any) -> bool:
+            with Model(path, **options) as model:
+                return model.offloaded
+
+        assert not is_offloaded()
+        gpu = {"name": "CUDA0", "description": "as if"}
+        monkeypatch.setattr(library, "devices", lambda: [gpu, {"name": "CPU", "description": ""}])
+        assert is_offloaded()
+        assert is_offloaded(gpu_layers=10)
+        assert not is_offloaded(gpu_layers=0)
+        assert not is_offloaded(device="CPU")
 
     def test_progress(self, path: Path) -> None:
         shares: list[float] = []

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specllama import (
-    GenerationParams,
-    ModelOptions,
-    Pool,
-    SamplingParams,
-    SpeculativeDecoder,
-    loading,
-)
+from specllama import GenerationParams, ModelOptions, Pool, SamplingParams, SpeculativeDecoder
 from specllama.llama.model import Model
 from specllama.llama.selftest import batch_difference
 from specllama.llama.width import ConstantWidth, decode_filled
@@ -117,7 +110,7 @@ def test_the_self_test_passes() -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the CPU's device were a GPU's."""
-    monkeypatch.setattr(loading, "is_offloaded", lambda gpu_layers, device: True)
+    monkeypatch.setattr("specllama.llama.model._is_offloaded", lambda gpu_layers, device: True)
 
 
 @pytest.fixture

@@ -338,6 +338,18 @@ class TestSwitching:
                 costs.observe_target(n_tokens, 0.003 + 0.007 * n_tokens + extra)
         assert (costs.first_s, costs.second_s) == (0.0, 0.0)
 
+    def test_nothing_is_learned_where_no_graphs_are_replayed(self) -> None:
+        """Whatever the noise is like, and whatever a table says that was kept before."""
+        table = self.machine().table()
+        costs = Costs(table, replays=False)
+        for _ in range(9):
+            for n_tokens in (1, 2, 3, 4):
+                for extra in (FIRST_S, SECOND_S, 0.0, 0.0, 0.0):
+                    costs.observe_target(n_tokens, 0.003 * n_tokens + extra)
+        assert (costs.first_s, costs.second_s, costs.switch_s) == (0.0, 0.0, 0.0)
+        assert costs.target_s(4) == pytest.approx(0.012)
+        assert costs.table().other == costs.table().second == {}
+
     def test_where_changing_is_free_short_first_decodes_lower_nothing(self) -> None:
         """Else the ordinary ones would seem to be dear beside them, and changing to cost."""
         costs = Costs()
