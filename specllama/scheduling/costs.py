@@ -18,6 +18,9 @@ _IMPLAUSIBLE = 20.0
 _FIRST_PATIENCE = 16
 _LAST_PATIENCE = 256
 _PATIENT = 16
+_BELIEVED = 64
+_LONG_BELIEVED = 1024
+_HOPE = 0.6
 _LEAST_PAIRS = 3
 _LEAST_SWITCH = 0.05
 _DRAFT_GUESS = 0.25
@@ -91,7 +94,8 @@ class Costs:
 
     A measured table with linear interpolation: costs are not monotone on real machines, so nothing
     is fitted. Sizes never seen are taken to be cheap, so that they get tried, and to be dear
-    (`worst_s`) where something is at risk.
+    (`worst_s`) where something is at risk. A size that seems dear would not be tried again, though
+    the machine was busy when it was seen: after a while it is hoped to be cheaper (`hoped_s`).
 
     Where graphs are captured and replayed (CUDA), another size than before costs more: its first
     decode finds no graph that fits, its second captures one. Behind a prompt, the first decode
@@ -130,8 +134,11 @@ class Costs:
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._reading = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
+        self._measured_at: dict[int, int] = {}
+        self._believed_for = _BELIEVED
         self.n_decodes = 0
         self._steady: Seconds = {}
+        self._hoped: Seconds = {}
         self._cheap_s = self._dear_s = 0.0
         self._pace = 1.0
         self.version = self.draft_version = 0
@@ -163,6 +170,7 @@ class Costs:
             self._paces.append(seconds / expected)
         self.n_decodes += 1
         due = alike[n_tokens].count == _CONFIRMED or self.n_decodes % _RENEWAL == 0
+        due |= self._check_doubted(n_tokens, seconds)
         if due or self._is_news(n_tokens):
             self._learn_switch()
             self._renew()
@@ -201,6 +209,7 @@ class Costs:
         """Take what is typical now for the prices."""
         self._pace = self.pace
         self._steady = self._typical_steady()
+        self._hoped = self._hopes()
         self._cheap_s, self._dear_s = _beyond(self._steady)
         self.version += 1
 
@@ -215,11 +224,21 @@ class Costs:
         self.first_s = _corrected(self.first_s, same, _values(self._firsts))
         self.second_s = _corrected(self.second_s, same, _values(self._seconds))
 
+    def _check_doubted(self, n_tokens: int, seconds: float) -> bool:
+        """Whether the size was hoped to be cheaper; where it is not, doubt all more seldom."""
+        believed = self._steady.get(n_tokens, 0.0)
+        was_hoped = self._hoped.get(n_tokens, believed) < believed
+        if was_hoped:
+            longer = min(2 * self._believed_for, _LONG_BELIEVED)
+            self._believed_for = longer if _agree(seconds, believed) else _BELIEVED
+        self._measured_at[n_tokens] = self.n_decodes
+        return was_hoped
+
     def _check_yardstick(self, n_lives: int, seconds: float, steady: bool) -> None:
         if self.switch_s and not steady:
             return
         typical = self._all[n_lives].value if self._all[n_lives].count else seconds
-        if abs(seconds - typical) <= _AGREEMENT * typical:
+        if _agree(seconds, typical):
             yardstick = self._yardsticks[n_lives]
             if self.stale(n_lives):
                 yardstick.patience = min(2 * yardstick.patience, _LAST_PATIENCE)
@@ -297,8 +316,10 @@ class Costs:
     def _typical_steady(self) -> Seconds:
         pace = self._pace
         if not self.switch_s:
-            kept = self._kept.other | self._kept.same
-            return {n: s * pace for n, s in kept.items()} | _values(self._all)
+            kept = {n: s * pace for n, s in (self._kept.other | self._kept.same).items()}
+            # a first measurement may be a hiccup's, but no hiccup makes a decode shorter
+            shorter = {n: s for n, s in _values(self._all, 1).items() if s < kept.get(n, 0.0)}
+            return kept | shorter | _values(self._all)
         seen = {n: s - self.first_s for n, s in _values(self._firsts).items() if s > self.first_s}
         kept = {n: s * pace for n, s in self._kept.same.items()}
         return seen | kept | _values(self._same)
@@ -306,6 +327,22 @@ class Costs:
     def target_s(self, n_tokens: int) -> float:
         """Expected seconds of a target decode of as many tokens as before (some size is known)."""
         return _interpolated(self._steady, n_tokens, self._cheap_s)
+
+    def hoped_s(self, n_tokens: int) -> float:
+        """The same where sizes not measured for long may cost less than they did."""
+        return _interpolated(self._hoped, n_tokens, self._cheap_s)
+
+    def _hopes(self) -> Seconds:
+        if self.switch_s or 1 not in self._steady:
+            return self._steady
+        one = self._steady[1]
+        return {
+            n: min(seconds, one + _HOPE * one * (n - 1)) if self._is_doubted(n) else seconds
+            for n, seconds in self._steady.items()
+        }
+
+    def _is_doubted(self, n_tokens: int) -> bool:
+        return self.n_decodes - self._measured_at.get(n_tokens, 0) > self._believed_for
 
     def worst_s(self, n_tokens: int) -> float:
         """The same with a dear guess for unseen sizes: a batch costs no more than its tokens."""
@@ -412,6 +449,10 @@ def _plausible(times: dict[int, Typical]) -> Seconds:
         found[n] = min(times[n].value, n * cheapest)
         since[n] = each[n]
     return found
+
+
+def _agree(seconds: float, typical: float) -> bool:
+    return abs(seconds - typical) <= _AGREEMENT * typical
 
 
 def _differs(one: float, other: float) -> bool:

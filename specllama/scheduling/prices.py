@@ -135,14 +135,17 @@ class RoundPrices:
         return seconds + (full * decode_s(self._max_batch) if full else 0.0)
 
     def _charged_s(self, n_tokens: int) -> float:
-        return self._at_size_s(self.padded(n_tokens))
+        size = self.padded(n_tokens)
+        return self.costs.hoped_s(size) + self._changes_s(size)
 
     def _at_size_s(self, size: int) -> float:
-        """A decode of a size, with the changes of size that it brings beyond those already due."""
+        return self.costs.target_s(size) + self._changes_s(size)
+
+    def _changes_s(self, size: int) -> float:
+        """What the changes of size cost that a decode brings beyond those already due."""
         costs, kept, before = self.costs, self._here.kept, self._here.before
         there = costs.first_s if size != before else 0.0
-        back = ((size != kept) - (before != kept)) * costs.switch_s
-        return costs.target_s(size) + there + back
+        return there + ((size != kept) - (before != kept)) * costs.switch_s
 
     def padded(self, n_tokens: int) -> int:
         """The size to decode so many tokens at: a larger one where that is clearly cheaper.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -158,6 +159,36 @@ def test_a_drafter_that_becomes_slow_is_given_up(good: int) -> None:
     machine.draft_s = 0.012
     machine.reply(1200)
     assert sum(n > 0 for n in machine.drafted[-500:]) <= 10
+
+
+def test_sizes_that_once_were_dear_are_tried_again() -> None:
+    """A table from a busy hour: one token does not pay by it, and the budget bears no more."""
+
+    def cost(n_tokens: int) -> float:
+        return 0.016 if n_tokens == 1 else 0.014 + 0.007 * n_tokens
+
+    machine = Machine(cost, good=lambda number: 99, free=("model",), confidence=lambda depth: 0.98)
+    machine.reply(200)
+    table = machine.engine.scheduler.table()
+    dear = {n: seconds * (1 if n == 1 else 2) for n, seconds in table.same.items()}
+    machine.engine.scheduler.recall(replace(table, same=dear))
+    machine.reply(600)
+    assert sum(machine.drafted[:90]) == 0
+    assert sum(machine.drafted[90:130]) > 200
+    assert machine.engine.scheduler.costs.target_s(2) == pytest.approx(cost(2), rel=0.1)
+
+
+def test_dear_sizes_are_tried_ever_more_seldom() -> None:
+    """Where two tokens cost as much as two decodes, asking again and again would cost, too."""
+    machine = Machine(
+        lambda n_tokens: 0.016 * n_tokens,
+        good=lambda number: 99,
+        free=("model",),
+        confidence=lambda depth: 0.98,
+    )
+    machine.reply(1500)
+    machine.reply(1500)
+    assert sum(n > 0 for n in machine.drafted) <= 12
 
 
 goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)
