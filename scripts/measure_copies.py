@@ -4,12 +4,15 @@
     .venv/bin/python scripts/measure_copies.py --threads 1 --tokens 128 --repeat 1
 
 Three requests at temperature 0, whose answers repeat a text of the prompt but for small changes: a
-file is edited, a JSON document repeated with one change, a page corrected. Plain decoding and
+file is edited, a JSON document repeated with one change, a page corrected. How much of the answer
+the model really copied is told ("copied"). Plain decoding and
 drafting take turns; each run starts from empty caches. First the cost of a decode by its number of
 tokens: tokens over cost is what a perfect draft of that length would give.
 """
 
 import argparse
+import difflib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,39 +24,81 @@ from specllama.results import Generation
 from specllama.text.chat import Message
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-FIELDS = ("name", "street", "city", "phone", "email", "birthday", "team", "room")
-
-
-def python_file(color: str) -> str:
-    """A file of 60 lines."""
-    lines = ["import math", "", f'COLOR = "{color}"', ""]
-    for name in ("circle", "square", "hexagon", "octagon", "star", "ring", "cross"):
-        lines += [
-            "",
-            f"def draw_{name}(canvas, x, y, size):",
-            f'    """Draw a {name} at a place."""',
-            "    canvas.move_to(x, y)",
-            f"    canvas.{name}(size, color=COLOR)",
-            f'    print("drew a {name} of size", size)',
-            "    return math.pi * size",
-            "",
-        ]
-    return "\n".join(lines[:60])
-
-
-def json_document(city: str) -> str:
-    """Six people with eight fields each."""
-    people = []
-    for number, name in enumerate(("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"), 1):
-        values = (name, f"{number * 7} Hill Street", city if number == 1 else "Leeds")
-        fields = dict(zip(FIELDS, values, strict=False))
-        fields |= {"phone": f"555-01{number}{number}", "email": f"{name.lower()}@example.org"}
-        fields |= {"birthday": f"19{70 + number}-0{number}-1{number}", "team": "north"}
-        inner = ",\n".join(f'    "{key}": "{value}"' for key, value in fields.items())
-        people.append("  {\n" + inner + "\n  }")
-    return "[\n" + ",\n".join(people) + "\n]"
-
-
+FILE = """\
+<!DOCTYPE html>
+<html>
+<head>
+  <title>Weather station</title>
+  <style>
+    body { background: white; color: black; font-family: serif; }
+    h1 { color: red; font-size: 24px; }
+    p { margin: 8px; padding: 4px; }
+    table { border: 1px solid gray; width: 100%; }
+  </style>
+</head>
+<body>
+  <h1>Weather station</h1>
+  <p>This page shows what the station on the hill has measured today.</p>
+  <table>
+    <tr><th>Time</th><th>Temperature</th><th>Rain</th></tr>
+    <tr><td>06:00</td><td>11.2</td><td>0.0</td></tr>
+    <tr><td>09:00</td><td>14.8</td><td>0.0</td></tr>
+    <tr><td>12:00</td><td>18.1</td><td>0.4</td></tr>
+    <tr><td>15:00</td><td>19.5</td><td>1.2</td></tr>
+    <tr><td>18:00</td><td>16.3</td><td>0.0</td></tr>
+  </table>
+  <p>Questions? Write to Martha Jones, Hill Street 12.</p>
+</body>
+</html>"""
+SETTINGS = {
+    "name": "weather station",
+    "version": "1.4.2",
+    "color": "red",
+    "owner": "Martha Jones",
+    "email": "martha@example.org",
+    "city": "Leeds",
+    "street": "12 Hill Street",
+    "phone": "555-0134",
+    "latitude": 51.2,
+    "longitude": 7.4,
+    "height": 312,
+    "interval": 60,
+    "sensors": ["temperature", "humidity", "pressure", "rain"],
+    "host": "192.168.1.20",
+    "port": 8080,
+    "timeout": 30,
+    "retries": 5,
+    "folder": "/var/lib/station",
+    "format": "csv",
+    "keep_days": 90,
+    "backup": "weekly",
+    "language": "English",
+    "currency": "pound",
+    "time_zone": "Europe/London",
+    "first_day": "Monday",
+    "font": "large",
+    "brightness": 80,
+    "contrast": 50,
+    "sound": "off",
+    "alarm": "on",
+    "contact": "Ben Carter",
+    "company": "Hilltop Weather Ltd",
+    "founded": 1987,
+    "license": "MIT",
+    "repository": "https://example.org/station",
+    "theme": "dark",
+    "units": "metric",
+    "decimals": 1,
+    "rounding": "half up",
+    "notify": ["ben@example.org", "ada@example.org"],
+    "battery": "lithium",
+    "capacity": 2600,
+    "solar": True,
+    "antenna": "outside",
+    "roof": "flat",
+    "fence": False,
+    "visitors": "nine to six",
+}
 PAGE = (
     "Last summer we travelled to the coast with two friends. The weather were fine, and we "
     "swam every morning before breakfast. In the afternoon we walked along the cliffs and "
@@ -64,18 +109,30 @@ PAGE = (
     "cooked fish over a fire and talked about the journey. The next day it rained, so we "
     "stayed in the house, read books and played cards. Before we left, we bought a picture "
     "of the lighthouse in the village shop. It hang now in our kitchen and reminds us of "
-    "the summer. We hope to go there again next year with our parents."
+    "the summer. On the last morning we got up early and went to the market. A farmer sold "
+    "apples, cheese and honey from a wooden cart, and his daughter played the violin beside "
+    "it. We bought a jar of honey for my grandmother, who likes it in her tea. Then we "
+    "carried our bags to the station and waited for the train. It were late, as always, but "
+    "the sun was shining and nobody was in a hurry. We sat on a bench, ate the apples and "
+    "watched the boats in the harbour."
 )
+
+
+def _document() -> str:
+    """The settings as JSON, a line each."""
+    lines = (f'  "{key}": {json.dumps(value)}' for key, value in SETTINGS.items())
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
 TASKS = {
     "edit a file": (
-        'Change the color in this file from "red" to "blue". Answer with the whole file.',
-        python_file("red"),
+        "Change the color in this file from red to blue. Answer with the whole file.\n\n"
+        f"```html\n{FILE}\n```"
     ),
     "repeat a JSON": (
-        "Repeat this JSON document exactly, but let Ada live in York instead of Leeds.",
-        json_document("Leeds"),
+        f'```json\n{_document()}\n```\n\nRewrite this JSON with "York" instead of "Leeds".'
     ),
-    "correct a page": ("Correct the grammar of this text. Answer with the whole text.", PAGE),
+    "correct a page": (f"Correct the grammar of this text. Answer with the whole text.\n\n{PAGE}"),
 }
 
 
@@ -112,7 +169,7 @@ def decode_costs(decoder: SpeculativeDecoder) -> dict[int, float]:
 
 
 def _task(decoder: SpeculativeDecoder, name: str, args: argparse.Namespace) -> dict[str, Any]:
-    prompt = [Message("user", "\n\n".join(TASKS[name]))]
+    prompt = [Message("user", TASKS[name])]
     plain = GenerationParams(
         max_tokens=args.tokens,
         sampling=SamplingParams(temperature=0.0),
@@ -139,12 +196,19 @@ def _task(decoder: SpeculativeDecoder, name: str, args: argparse.Namespace) -> d
         "rounds": last.spec.rounds,
         "drafted": last.spec.drafted,
         "same_text": last.text == runs["plain"][-1].text,
+        "copied": round(_copied(TASKS[name], last.text), 3),
         "by_source": {key: part.accepted for key, part in last.spec.by_source.items()},
     }
     print(name, found, flush=True)
     if args.show:
         print(last.text)
     return found
+
+
+def _copied(source: str, text: str) -> float:
+    """The share of a text that is in its source, in pieces of a dozen characters and more."""
+    blocks = difflib.SequenceMatcher(None, source, text, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks if block.size >= 12) / max(1, len(text))
 
 
 def _drafted(plain: GenerationParams, args: argparse.Namespace) -> GenerationParams:
@@ -165,7 +229,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=700)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--drafter", default="text+suffix")
     parser.add_argument("--draft-max", type=int)
