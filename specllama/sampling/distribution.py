@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,8 @@ from specllama.sampling.columns import highest
 FEW = 128
 """Laws up to this size are worked on in plain Python: after a decode the caches are cold, and a
 dozen array calls cost several times as much as a hundred steps of a loop."""
+LARGE = 2.0**-10
+"""A probability that few tokens of a law have: what is drawn is nearly always one of those."""
 
 
 class Distribution:
@@ -32,19 +33,20 @@ class Distribution:
             `residual`), whose zeros stay: leaving them out costs more than everything else.
     """
 
-    __slots__ = ("_ids", "_lists", "_n", "_probs")
+    __slots__ = ("_ids", "_large", "_lists", "_n", "_probs")
 
     def __init__(self, ids: IntArray, probs: FloatArray) -> None:
         self._ids: IntArray | None = ids
         self._probs: FloatArray | None = probs
         self._lists: tuple[list[int], list[float]] | None = None
+        self._large: IntArray | None = None
         self._n = len(ids)
 
     @classmethod
     def of_few(cls, ids: list[int], probs: list[float]) -> Distribution:
         """The same from lists, which become its own."""
         law = cls.__new__(cls)
-        law._ids = law._probs = None
+        law._ids = law._probs = law._large = None
         law._lists = (ids, probs)
         law._n = len(ids)
         return law
@@ -70,9 +72,26 @@ class Distribution:
             self._lists = (self.ids.tolist(), self.probs.tolist())
         return self._lists
 
+    @property
+    def large(self) -> IntArray:
+        """The places, rising, where probabilities are at least `LARGE`: so many at most are."""
+        if self._large is None:
+            self._large = (self.probs >= LARGE).nonzero()[0]
+        return self._large
+
     def __len__(self) -> int:
         """Ids in `ids`."""
         return self._n
+
+    def id_at(self, place: int) -> int:
+        """The token at a place of `ids`."""
+        return self.lists[0][place] if self._n <= FEW else int(self.ids[place])
+
+    def place(self, token: int) -> int:
+        """The place of a token in `ids`, or where it would be."""
+        if self._n <= FEW:
+            return bisect_left(self.lists[0], token)
+        return int(self.ids.searchsorted(token))
 
     @property
     def highest(self) -> float:
@@ -115,6 +134,14 @@ class Distribution:
         place, found = self.places(tokens)
         return np.where(found, self.probs[place], 0.0)
 
+    def along(self, other: Distribution) -> FloatArray:
+        """Probabilities of another law's tokens, in its order; not to be changed."""
+        ids, others = self.ids, other.ids
+        alike = len(ids) == len(others) and ids[0] == others[0] and ids[-1] == others[-1]
+        if alike and ids[-1] - ids[0] == len(ids) - 1:  # the same range of ids
+            return self.probs
+        return self.at(others)
+
     def places(self, tokens: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         """Where tokens stand in `ids`, and whether they do; elsewhere the place is arbitrary."""
         last = len(self.ids) - 1
@@ -133,7 +160,7 @@ class Distribution:
                 return [ids[probs.index(max(probs))]]
             falling = sorted(range(len(ids)), key=probs.__getitem__, reverse=True)
             return [ids[place] for place in falling[:count]]
-        chosen = highest(self.probs, count)
+        chosen = self.large if count <= len(self.large) else highest(self.probs, count)
         losses, tokens = (-self.probs[chosen]).tolist(), self.ids[chosen].tolist()
         return [token for _, token in sorted(zip(losses, tokens, strict=True))[:count]]
 
@@ -181,7 +208,7 @@ def remainder(target: Distribution, draft: Distribution, scale: float = 1.0) -> 
         place, found = target.places(draft.ids)
         weights[place[found]] -= draft.probs[found]
     else:
-        weights = scaled - draft.at(target.ids)
+        weights = scaled - draft.along(target)
     np.maximum(weights, 0.0, out=weights)
     return normalised(target.ids, weights)
 
@@ -210,7 +237,7 @@ def _few_remainder(target: Distribution, draft: Distribution, scale: float) -> L
 
 
 def _few_normalised(ids: list[int], weights: list[float]) -> Left:
-    total = math.fsum(weights)
+    total = sum(weights)
     if not total > 0.0:
         return 0.0, None
     return total, Distribution.of_few(ids, [weight / total for weight in weights])

@@ -5,14 +5,16 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 2408.07978). The others draw from an ordinary stream.
 """
 
+from __future__ import annotations
+
 import math
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.sampling.columns import Columns
-from specllama.sampling.distribution import FEW, Distribution, FloatArray, IntArray
+from specllama.sampling.distribution import FEW, LARGE, Distribution, FloatArray, IntArray
+from specllama.sampling.urn import Urn, urn
 
 _MASK = 2**64 - 1
 # The multipliers of P. Evensen's 64-bit finaliser "moremur", and odd constants with balanced bits.
@@ -27,8 +29,9 @@ _CHUNK = 1 << 14
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
 _KEPT_POSITIONS = 64
-_BLOCK = 512
 _AHEAD = 64
+# Noise that makes a token likely whatever its probability; one in so many has it.
+_SMALL = 2.0**-6
 
 
 class SharedNoise:
@@ -40,14 +43,13 @@ class SharedNoise:
     a coin needs randomness independent of the draft's.
     """
 
-    __slots__ = ("_few", "_key", "_scratch", "_whole")
+    __slots__ = ("_few", "_key", "_whole")
 
     def __init__(self, seed: int) -> None:
         self._key = _mix(seed + _SEED_STEP & _MASK)
         # what was computed lately, by position: a draft's noise is the target's, and its siblings'
         self._few: dict[int, dict[int, float]] = {}
-        self._whole: dict[int, FloatArray] = {}
-        self._scratch = np.empty(0)
+        self._whole: dict[int, _Noise] = {}
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
@@ -64,25 +66,20 @@ class SharedNoise:
             return law.lists[0][:]
         if len(law) <= FEW:
             return self._children_of_few(law, position, count)
-        ids, probs = law.ids, law.probs
-        uniforms = self.uniforms(ids, position)
-        # E >= u, so that floors u / p are below the scores, and few places can have small ones
-        floors = Columns(np.divide(uniforms, probs, out=self._room(len(ids))))
-        first = floors.some_low(count).tolist()
-        bound = max([_exponential(float(uniforms[at])) / float(probs[at]) for at in first])
-        near = floors.not_above(bound)
-        scores = [
-            _exponential(uniform) / prob
-            for uniform, prob in zip(uniforms[near].tolist(), probs[near].tolist(), strict=True)
-        ]
-        order = sorted(range(len(scores)), key=scores.__getitem__)
-        return [int(ids[near[place]]) for place in order[:count]]
-
-    def _room(self, count: int) -> FloatArray:
-        """Where results of that length may be written: fresh memory costs more than a pass."""
-        if len(self._scratch) < count:
-            self._scratch = np.empty(count)
-        return self._scratch[:count]
+        noise = self._noise(law.ids, position)
+        small = noise.small[: noise.small.searchsorted(len(law))]
+        likely = np.concatenate((law.large, small[law.probs[small] < LARGE]))
+        if len(likely) >= count:
+            uniforms, probs = noise.uniforms[likely], law.probs[likely]
+            floors = uniforms / probs
+            most = _most(uniforms, probs, floors.argpartition(count - 1)[:count])
+            if most < _SMALL / LARGE:  # which all others are above
+                near = (floors <= most).nonzero()[0]
+                return _least(law.ids[likely[near]], uniforms[near], probs[near], count)
+        uniforms = noise.uniforms[: len(law)]
+        columns = Columns(uniforms / law.probs)
+        near = columns.not_above(_most(uniforms, law.probs, columns.some_low(count)))
+        return _least(law.ids[near], uniforms[near], law.probs[near], count)
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
         """The same in plain Python, in one loop: each function called takes memory's time."""
@@ -114,19 +111,52 @@ class SharedNoise:
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
+        return self._noise(ids, position).uniforms[: len(ids)]
+
+    def _noise(self, ids: IntArray, position: int) -> _Noise:
+        """The noise of some tokens; of a whole vocabulary, perhaps of a longer one."""
         if int(ids[0]) != 0 or int(ids[-1]) != len(ids) - 1:
-            return _uniforms(ids, np.uint64(self._position_key(position)))
+            return _Noise(ids, self._position_key(position))
         kept = self._whole.get(position)
-        if kept is None or len(kept) < len(ids):
-            kept = _uniforms(ids, np.uint64(self._position_key(position)))
-            kept.setflags(write=False)
+        if kept is None or len(kept.uniforms) < len(ids):
+            kept = _Noise(ids, self._position_key(position))
             while self._whole and (len(self._whole) + 1) * len(ids) > _KEPT_NUMBERS:
                 del self._whole[next(iter(self._whole))]
             self._whole[position] = kept
-        return kept[: len(ids)]
+        return kept
 
     def _position_key(self, position: int) -> int:
         return _mix(self._key + position * _POSITION_STEP & _MASK)
+
+
+class _Noise:
+    """The noise of many tokens at a position.
+
+    Attributes:
+        uniforms: of the open interval (0, 1), float64 [n], in the order of the ids.
+        small: places, rising, of those under `_SMALL`.
+    """
+
+    __slots__ = ("small", "uniforms")
+
+    def __init__(self, ids: IntArray, key: int) -> None:
+        self.uniforms = _uniforms(ids, np.uint64(key))
+        self.uniforms.setflags(write=False)
+        self.small = (self.uniforms < _SMALL).nonzero()[0]
+
+
+def _most(uniforms: FloatArray, probs: FloatArray, some: IntArray) -> float:
+    """The largest E / p of some: the least ones are no larger. It is never below u / p."""
+    pairs = zip(uniforms[some].tolist(), probs[some].tolist(), strict=True)
+    scores: list[float] = [_exponential(uniform) / prob for uniform, prob in pairs]
+    return max(scores)
+
+
+def _least(ids: IntArray, uniforms: FloatArray, probs: FloatArray, count: int) -> list[int]:
+    """The ids of the `count` least E / p, the least first; ties by lowest id."""
+    pairs = zip(uniforms.tolist(), probs.tolist(), strict=True)
+    scores = [_exponential(uniform) / prob for uniform, prob in pairs]
+    return [token for _, token in sorted(zip(scores, ids.tolist(), strict=True))[:count]]
 
 
 class RandomStream:
@@ -142,7 +172,7 @@ class RandomStream:
         # uniforms to come, the next one last: the generator makes many in the time of a few
         self._ahead: list[float] = []
         # of the law drawn from last, for siblings that are independent draws
-        self._urn: _LargeUrn | None = None
+        self._urn: Urn | None = None
         self._urn_of: Distribution | None = None
 
     def _uniform(self) -> float:
@@ -156,37 +186,23 @@ class RandomStream:
 
     def pick(self, law: Distribution, position: int) -> int:
         """Draw a token; the position does not matter."""
-        if len(law) <= FEW:
-            ids, probs = law.lists
-            return ids[_drawn(probs, self._uniform())] if len(ids) > 1 else ids[0]
+        if len(law) == 1:
+            return law.id_at(0)
         if self._urn is None or self._urn_of is not law:
-            self._urn, self._urn_of = _LargeUrn(law.probs), law
-        return int(law.ids[self._urn.draw(self._uniform())])
+            self._urn, self._urn_of = urn(law), law
+        return law.id_at(self._urn.draw(self._uniform()))
 
     def children(self, law: Distribution, position: int, count: int) -> list[int]:
         """Draw up to `count` distinct tokens without replacement, in drawn order."""
         if count == 1 or len(law) == 1:
             return [self.pick(law, position)]
-        count = min(count, len(law))
-        if len(law) <= FEW:
-            return self._children_of_few(law, count)
-        urn = _LargeUrn(law.probs)
+        left = urn(law)
         tokens: list[int] = []
-        for _ in range(count):
-            place = urn.draw(self._uniform())
-            urn.take_out(place)
-            tokens.append(int(law.ids[place]))
-        return tokens
-
-    def _children_of_few(self, law: Distribution, count: int) -> list[int]:
-        ids, probs = law.lists
-        weights = probs[:]
-        tokens: list[int] = []
-        for _ in range(count):
-            place = _drawn(weights, self._uniform())
-            weights[place] = 0.0
-            tokens.append(ids[place])
-        return tokens
+        for _ in range(min(count, len(law)) - 1):
+            place = left.draw(self._uniform())
+            left.take_out(place)
+            tokens.append(law.id_at(place))
+        return [*tokens, law.id_at(left.draw(self._uniform()))]
 
 
 class GreedyDrafts(RandomStream):
@@ -222,70 +238,10 @@ class GreedyPlusOne(RandomStream):
         if len(law) <= FEW:
             rest = law.without(*tokens)
             return tokens if rest is None else [*tokens, self.pick(rest, position)]
-        urn = _LargeUrn(law.probs)
+        left = urn(law)
         for token in tokens:
-            urn.take_out(int(law.ids.searchsorted(token)))
-        return [*tokens, int(law.ids[urn.draw(self._uniform())])] if urn.has_any else tokens
-
-
-def _drawn(weights: list[float], uniform: float) -> int:
-    """The place where the running sum passes `uniform` of the total."""
-    aim = uniform * math.fsum(weights)
-    for place, weight in enumerate(weights):
-        aim -= weight
-        if aim < 0.0:
-            return place
-    # rounding only
-    return max(place for place, weight in enumerate(weights) if weight > 0.0)
-
-
-class _LargeUrn:
-    """Weights to draw places from, in blocks whose sums are known: a draw reads two short rows."""
-
-    __slots__ = ("_changed", "_sums", "_weights")
-
-    def __init__(self, weights: FloatArray) -> None:
-        self._weights = weights
-        self._sums = np.add.reduceat(weights, _block_starts(len(weights)))
-        self._changed: dict[int, FloatArray] = {}
-
-    @property
-    def has_any(self) -> bool:
-        """Whether there is anything left to draw."""
-        return bool(self._sums.any())
-
-    def draw(self, uniform: float) -> int:
-        """The place where the running sum passes `uniform` of the total."""
-        reached = self._sums.cumsum()
-        aim = uniform * float(reached[-1])
-        block = _passed(reached, aim, self._sums)
-        inside = self._block(block)
-        aim -= float(reached[block] - self._sums[block])
-        return block * _BLOCK + _passed(inside.cumsum(), max(aim, 0.0), inside)
-
-    def take_out(self, place: int) -> None:
-        """Let a place not come again."""
-        block, inside = divmod(place, _BLOCK)
-        self._changed[block] = self._block(block).copy()
-        self._changed[block][inside] = 0.0
-        # added up again: a difference would be nothing but rounding where one token had it all
-        self._sums[block] = np.add.reduce(self._changed[block])
-
-    def _block(self, block: int) -> FloatArray:
-        if block in self._changed:
-            return self._changed[block]
-        return self._weights[block * _BLOCK : (block + 1) * _BLOCK]
-
-
-def _passed(reached: FloatArray, aim: float, weights: FloatArray) -> int:
-    """The first place where a running sum is above `aim`; by rounding, the last that has weight."""
-    place = int(reached.searchsorted(aim, "right"))
-    return place if place < len(reached) else int(weights.nonzero()[0][-1])
-
-
-@lru_cache(maxsize=8)
-def _block_starts(count: int) -> IntArray:
-    return np.arange(0, count, _BLOCK)
+            left.take_out(law.place(token))
+        return [*tokens, law.id_at(left.draw(self._uniform()))] if left.has_any else tokens
 
 
 def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:

@@ -72,27 +72,30 @@ class _Level:
     def division(self) -> float:
         """See `division`.
 
-        The drafts tested on average rise with rho, and rho is to be their number: false position
-        between 1 and k, with the Illinois halving against an end that stays.
+        The drafts tested on average rise with rho, and rho is to be their number. Each secant is
+        aimed a little above the solution, since only the upper end is safe; a first guess is what
+        laws of 3 nats need.
         """
-        low, high = 1.0, float(len(self._laws))
-        above = sum(self._tested(low)) - low
-        below = sum(self._tested(high)) - high if above > 0.0 else above
-        if below >= above:
+        low, excess = 1.0, self._excess(1.0)
+        if excess <= 0.0:
             return low
-        last = 0
-        while high - low > _WIDTH and below < 0.0:
-            rho = low + (high - low) * above / (above - below)
-            # a little above: what counts is the upper end
-            rho = min(rho + _WIDTH / 2, (rho + high) / 2)
-            excess = sum(self._tested(rho)) - rho
+        high = float(len(self._laws))
+        before, rho = low, min(high, low + excess * (high + 0.5) / 2)
+        while high - low > _WIDTH:
+            last, excess = excess, self._excess(rho)
+            slope = (excess - last) / (rho - before)
             if excess > 0.0:
-                low, above = rho, excess
-                below, last = (below / 2 if last > 0 else below), 1
+                low = rho
+            elif excess >= slope * _WIDTH:
+                return rho
             else:
-                high, below = rho, excess
-                above, last = (above / 2 if last < 0 else above), -1
+                high = rho
+            aim = rho - excess / slope + _WIDTH / 2 if slope < 0.0 else high
+            before, rho = rho, (aim if low < aim < high else (low + high) / 2)
         return high
+
+    def _excess(self, rho: float) -> float:
+        return sum(self._tested(rho)) - rho
 
     def recovered(self, rho: float) -> Distribution:
         """The law after k refusals: what the accepted drafts leave of the target's law."""
@@ -123,7 +126,7 @@ class _ManyOverlap:
     """With a pass over the laws for each rho."""
 
     def __init__(self, p_target: Distribution, p_draft: Distribution) -> None:
-        self._target, self._drawn = p_target.probs, p_draft.at(p_target.ids)
+        self._target, self._drawn = p_target.probs, p_draft.along(p_target)
         self._least = np.empty_like(self._target)
 
     def sum(self, rho: float) -> float:
