@@ -19,9 +19,9 @@ from specllama.loading import DraftModel, TargetModel, exact_context
 from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
 from specllama.sampling.params import SamplingParams
-from specllama.scheduling.costs import Typical
 from specllama.scheduling.scheduler import Scheduler
 from specllama.scheduling.table import CostTable, Seconds
+from specllama.scheduling.typical import Typical
 
 FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 32, 48, 64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from specllama.scheduling.costs import Typical
 from specllama.scheduling.prices import RoundPrices
+from specllama.scheduling.typical import Typical
 
 _SHADOW = 0.9
 _LESS, _MORE = 0.9, 1.005

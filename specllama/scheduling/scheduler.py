@@ -18,11 +18,12 @@ from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.account import USUAL_TOKENS, Account
 from specllama.scheduling.ahead import Ahead
-from specllama.scheduling.costs import Costs, Typical
+from specllama.scheduling.costs import Costs
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
 from specllama.scheduling.prices import RoundPrices
 from specllama.scheduling.table import CostTable
+from specllama.scheduling.typical import Typical
 from specllama.verification.types import Proposal
 
 _HICCUP = 2.0
