@@ -182,8 +182,9 @@ class Costs:
         believed = self._steady.get(n_tokens, 0.0)
         was_hoped = self._hoped.get(n_tokens, believed) < believed
         if was_hoped:
+            is_cheaper = seconds < (1.0 - _AGREEMENT) * believed
             longer = min(2 * self._believed_for, _LONG_BELIEVED)
-            self._believed_for = longer if _agree(seconds, believed) else _BELIEVED
+            self._believed_for = _BELIEVED if is_cheaper else longer
         self._measured_at[n_tokens] = self.n_decodes
         return was_hoped
 
@@ -191,7 +192,7 @@ class Costs:
         if self.switch_s and not steady:
             return
         typical = self._all[n_lives].value if self._all[n_lives].count else seconds
-        if _agree(seconds, typical):
+        if abs(seconds - typical) <= _AGREEMENT * typical:
             yardstick = self._yardsticks[n_lives]
             if self.stale(n_lives):
                 yardstick.patience = min(2 * yardstick.patience, _LAST_PATIENCE)
@@ -402,10 +403,6 @@ def _plausible(times: dict[int, Typical]) -> Seconds:
         found[n] = min(times[n].value, n * cheapest)
         since[n] = each[n]
     return found
-
-
-def _agree(seconds: float, typical: float) -> bool:
-    return abs(seconds - typical) <= _AGREEMENT * typical
 
 
 def _differs(one: float, other: float) -> bool:
