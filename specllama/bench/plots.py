@@ -255,7 +255,8 @@ def _drawable(report: Report) -> list[str]:
 
 
 def _compared(summaries: Sequence[Summary]) -> list[Summary]:
-    return [summary for summary in summaries if summary.speedup]
+    """Those that say the target's text faster or slower: the draft alone would dwarf them."""
+    return [one for one in summaries if one.speedup and one.arm.model == "target"]
 
 
 def _kinds(shown: Sequence[Summary]) -> list[str]:

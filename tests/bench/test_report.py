@@ -264,6 +264,17 @@ def test_many_arms_can_be_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("matplotlib")
+def test_another_model_has_no_place_among_speed_ups(tmp_path: Path) -> None:
+    alone = replace(PLAIN, name="draft alone", model="draft", against="plain")
+    runs = [run for arm in (PLAIN, FAST, alone) for run in runs_of(arm, [1.0, 0.9])]
+    files = plots.save_all(Report(FACTS, [PLAIN, FAST, alone], runs), tmp_path)
+    drawn = {file.stem: file.read_text() for file in files if file.suffix == ".svg"}
+    assert "draft alone" in drawn["time"]
+    assert "fast" in drawn["speedup"]
+    assert "draft alone" not in drawn["speedup"] + drawn["kinds"]
+
+
+@pytest.mark.usefixtures("matplotlib")
 def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
     files = plots.save_all(Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])), tmp_path)
     assert {file.stem for file in files} == {"tokens_per_round", "time"}
