@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Memory:
 def opened(monkeypatch: pytest.MonkeyPatch, cells: int, **options: Any) -> list[dict[str, Any]]:
     memory = Memory(cells)
     monkeypatch.setattr(loading, "Context", memory)
-    model: Any = None
+    model: Any = SimpleNamespace(offloaded=False)
     loading._target_context(model, ModelOptions(**options), 1000)
     return memory.asked
 

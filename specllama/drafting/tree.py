@@ -7,6 +7,7 @@ every other child in a fork of it. Forks share cells, so a tree costs as many ce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from specllama.drafting.follower import Follower, FollowingDrafter
 from specllama.drafting.protocol import Want
 from specllama.drafting.shapes import Node
 from specllama.sampling.distribution import Distribution
-from specllama.verification.types import ROOT, Proposal
+from specllama.verification.types import ROOT, SHAPES, Proposal
 
 
 class TreeDrafter(FollowingDrafter):
@@ -150,7 +151,8 @@ class Growth:
 
     def proposal(self, source: str) -> Proposal:
         """The kept nodes in depth-first order, so that the likeliest path comes first in line."""
-        order = self._in_depth(self._shape.keep(self._nodes, self._want.nodes))
+        parents = tuple([node.parent for node in self._nodes])
+        order = _in_depth(parents, tuple(self._shape.keep(self._nodes, self._want.nodes)))
         kept = [self._nodes[node] for node in order]
         place = dict(zip(order, range(len(order)), strict=True))
         place[ROOT] = ROOT
@@ -163,16 +165,17 @@ class Growth:
             values=() if keeps else tuple([node.value for node in kept]),
         )
 
-    def _in_depth(self, kept: Sequence[int]) -> list[int]:
-        """Nodes, rising, in depth-first order."""
-        below: dict[int, list[int]] = {}
-        for node in reversed(kept):
-            below.setdefault(self._nodes[node].parent, []).append(node)
-        order: list[int] = []
-        waiting = below.get(ROOT, [])
-        while waiting:
-            node = waiting.pop()
-            order.append(node)
-            if node in below:
-                waiting += below[node]
-        return order
+
+@lru_cache(maxsize=SHAPES)
+def _in_depth(parents: tuple[int, ...], kept: tuple[int, ...]) -> Sequence[int]:
+    """Kept nodes, rising, in depth-first order."""
+    below: dict[int, list[int]] = {}
+    for node in reversed(kept):
+        below.setdefault(parents[node], []).append(node)
+    order: list[int] = []
+    waiting = below.get(ROOT, [])[:]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting += below.get(node, ())
+    return order

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from specllama.verification.types import ROOT, Proposal
+from specllama.verification.types import ROOT, SHAPES, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,22 @@ def lay_out(proposal: Proposal, key: int, spare: Sequence[int]) -> Layout:
     """
     if not len(proposal):
         return _NOTHING
-    parents = proposal.parents
+    n_leaves = len(_leaves(proposal.parents))
+    if n_leaves > 1 + len(spare):
+        raise ValueError(f"A tree with {n_leaves} leaves; there are {1 + len(spare)} ids.")
+    return _laid_out(proposal.parents, key, tuple(spare[: n_leaves - 1]))
+
+
+@lru_cache(maxsize=SHAPES)
+def _leaves(parents: tuple[int, ...]) -> Sequence[int]:
     inner = set(parents)
-    leaves = [node for node in range(len(parents)) if node not in inner]
-    if len(leaves) > 1 + len(spare):
-        raise ValueError(f"A tree with {len(leaves)} leaves; there are {1 + len(spare)} ids.")
+    return [node for node in range(len(parents)) if node not in inner]
+
+
+@lru_cache(maxsize=SHAPES)
+def _laid_out(parents: tuple[int, ...], key: int, branches: tuple[int, ...]) -> Layout:
     ids: list[list[int]] = [[] for _ in parents]
-    branches = tuple(spare[: len(leaves) - 1])
-    for leaf, seq in zip(leaves, (key, *branches), strict=True):
+    for leaf, seq in zip(_leaves(parents), (key, *branches), strict=True):
         node = leaf
         while node != ROOT:
             ids[node].append(seq)

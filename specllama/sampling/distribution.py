@@ -158,6 +158,9 @@ class Distribution:
             ids, probs = self.lists
             if count == 1:
                 return [ids[probs.index(max(probs))]]
+            best = sorted(probs, reverse=True)[:count]
+            if len(set(best)) == len(best):
+                return [ids[probs.index(prob)] for prob in best]
             falling = sorted(range(len(ids)), key=probs.__getitem__, reverse=True)
             return [ids[place] for place in falling[:count]]
         chosen = self.large if count <= len(self.large) else highest(self.probs, count)

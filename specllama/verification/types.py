@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from specllama.sampling.distribution import Distribution
 
 ROOT = -1
+SHAPES = 256
+"""So many shapes of trees are remembered with what follows from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,6 @@ class Proposal:
     laws: tuple[Distribution | None, ...] = (None,)
     source: str = "none"
     values: tuple[float, ...] = ()
-    # children by parent, found once: every rule asks for them again and again
-    _below: dict[int, list[int]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @classmethod
     def chain(
@@ -60,10 +59,7 @@ class Proposal:
 
     def children(self, node: int) -> Sequence[int]:
         """Indices of the children of `node`, in drawn order."""
-        if not self._below:
-            for child, parent in enumerate(self.parents):
-                self._below.setdefault(parent, []).append(child)
-        return self._below.get(node, [])
+        return _children(self.parents).get(node, ())
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, or None."""
@@ -72,12 +68,9 @@ class Proposal:
                 return child
         return None
 
-    def depths(self) -> list[int]:
+    def depths(self) -> Sequence[int]:
         """Per node, the tokens on the path from the root, the node included (first level: 1)."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return depths
+        return _depths(self.parents)
 
     def only(self, nodes: list[int]) -> Proposal:
         """The tree of some nodes, rising, which hold the parents of all of them."""
@@ -99,6 +92,23 @@ class Proposal:
             path.append(self.tokens[node])
             node = self.parents[node]
         return path[::-1]
+
+
+# Trees are of the same few shapes round after round.
+@lru_cache(maxsize=SHAPES)
+def _children(parents: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    below: dict[int, list[int]] = {}
+    for child, parent in enumerate(parents):
+        below.setdefault(parent, []).append(child)
+    return {parent: tuple(children) for parent, children in below.items()}
+
+
+@lru_cache(maxsize=SHAPES)
+def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return tuple(depths)
 
 
 @dataclass(frozen=True, slots=True)
