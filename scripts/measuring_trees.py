@@ -23,7 +23,7 @@ from specllama.engine.round import verify
 from specllama.engine.sequence import Sequence as Live
 from specllama.llama.cache import TokenCache
 from specllama.sampling.chain import Sampler
-from specllama.sampling.distribution import Distribution
+from specllama.sampling.distribution import FEW, Distribution
 from specllama.sampling.params import SamplingParams
 from specllama.scheduling.account import Account
 from specllama.scheduling.scheduler import Scheduler
@@ -94,7 +94,10 @@ class Instant:
 
 
 class Given:
-    """Stands for a sampling chain: a row names a law that is there already."""
+    """Stands for a sampling chain: a row names a law that is there already.
+
+    It is told as a new one each time, since a law remembers what was asked of it.
+    """
 
     def __init__(self, laws: Sequence[Distribution]) -> None:
         self._laws = laws
@@ -103,7 +106,10 @@ class Given:
         self, row: NDArray[np.float32], history: Sequence[int], constraint: None = None
     ) -> Distribution:
         """The law whose number the row is."""
-        return self._laws[int(row[0])]
+        law = self._laws[int(row[0])]
+        return (
+            Distribution.of_few(*law.lists) if len(law) <= FEW else Distribution(law.ids, law.probs)
+        )
 
 
 def logits(n_vocab: int, noise: float, seed: int) -> NDArray[np.float32]:

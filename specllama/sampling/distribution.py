@@ -16,8 +16,8 @@ from specllama.sampling.columns import highest
 FEW = 128
 """Laws up to this size are worked on in plain Python: after a decode the caches are cold, and a
 dozen array calls cost several times as much as a hundred steps of a loop."""
-LARGE = 2.0**-10
-"""A probability that few tokens of a law have: what is drawn is nearly always one of those."""
+# Few tokens of a law have so much; the most probable ones are nearly always among them.
+_LARGE = 2.0**-10
 
 
 class Distribution:
@@ -33,20 +33,19 @@ class Distribution:
             `residual`), whose zeros stay: leaving them out costs more than everything else.
     """
 
-    __slots__ = ("_ids", "_large", "_lists", "_n", "_probs")
+    __slots__ = ("_ids", "_lists", "_n", "_probs")
 
     def __init__(self, ids: IntArray, probs: FloatArray) -> None:
         self._ids: IntArray | None = ids
         self._probs: FloatArray | None = probs
         self._lists: tuple[list[int], list[float]] | None = None
-        self._large: IntArray | None = None
         self._n = len(ids)
 
     @classmethod
     def of_few(cls, ids: list[int], probs: list[float]) -> Distribution:
         """The same from lists, which become its own."""
         law = cls.__new__(cls)
-        law._ids = law._probs = law._large = None
+        law._ids = law._probs = None
         law._lists = (ids, probs)
         law._n = len(ids)
         return law
@@ -71,13 +70,6 @@ class Distribution:
         if self._lists is None:
             self._lists = (self.ids.tolist(), self.probs.tolist())
         return self._lists
-
-    @property
-    def large(self) -> IntArray:
-        """The places, rising, where probabilities are at least `LARGE`: so many at most are."""
-        if self._large is None:
-            self._large = (self.probs >= LARGE).nonzero()[0]
-        return self._large
 
     def __len__(self) -> int:
         """Ids in `ids`."""
@@ -128,19 +120,14 @@ class Distribution:
         return float(self.probs[place]) if place < self._n and tokens[place] == token else 0.0
 
     def at(self, tokens: IntArray) -> FloatArray:
-        """Probabilities of many tokens, float64 of the same shape."""
-        if tokens is self.ids:
+        """Probabilities of rising ids, float64 [n]; not to be changed."""
+        ids = self.ids
+        last = len(ids) - 1
+        alike = len(tokens) == len(ids) and tokens[0] == ids[0] and tokens[last] == ids[last]
+        if tokens is ids or (alike and ids[last] - ids[0] == last):  # the same range of ids
             return self.probs
         place, found = self.places(tokens)
         return np.where(found, self.probs[place], 0.0)
-
-    def along(self, other: Distribution) -> FloatArray:
-        """Probabilities of another law's tokens, in its order; not to be changed."""
-        ids, others = self.ids, other.ids
-        alike = len(ids) == len(others) and ids[0] == others[0] and ids[-1] == others[-1]
-        if alike and ids[-1] - ids[0] == len(ids) - 1:  # the same range of ids
-            return self.probs
-        return self.at(others)
 
     def places(self, tokens: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         """Where tokens stand in `ids`, and whether they do; elsewhere the place is arbitrary."""
@@ -163,7 +150,8 @@ class Distribution:
                 return [ids[probs.index(prob)] for prob in best]
             falling = sorted(range(len(ids)), key=probs.__getitem__, reverse=True)
             return [ids[place] for place in falling[:count]]
-        chosen = self.large if count <= len(self.large) else highest(self.probs, count)
+        large = (self.probs >= _LARGE).nonzero()[0]
+        chosen = large if count <= len(large) else highest(self.probs, count)
         losses, tokens = (-self.probs[chosen]).tolist(), self.ids[chosen].tolist()
         return [token for _, token in sorted(zip(losses, tokens, strict=True))[:count]]
 
@@ -173,7 +161,7 @@ class Distribution:
             return self._few_without(tokens)
         rest = self.probs.copy()
         for token in tokens:
-            place = int(self.ids.searchsorted(token))
+            place = self.place(token)
             if place < len(rest) and self.ids[place] == token:
                 rest[place] = 0.0
         return normalised(self.ids, rest)[1]
@@ -211,7 +199,7 @@ def remainder(target: Distribution, draft: Distribution, scale: float = 1.0) -> 
         place, found = target.places(draft.ids)
         weights[place[found]] -= draft.probs[found]
     else:
-        weights = scaled - draft.along(target)
+        weights = scaled - draft.at(target.ids)
     np.maximum(weights, 0.0, out=weights)
     return normalised(target.ids, weights)
 

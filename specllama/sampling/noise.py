@@ -5,15 +5,13 @@ function of the seed alone (drafter-invariant coupling, Daliri, Musco and Suresh
 2408.07978). The others draw from an ordinary stream.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.sampling.columns import Columns
-from specllama.sampling.distribution import FEW, LARGE, Distribution, FloatArray, IntArray
+from specllama.sampling.distribution import FEW, Distribution, FloatArray, IntArray
 from specllama.sampling.urn import Urn, urn
 
 _MASK = 2**64 - 1
@@ -30,8 +28,6 @@ _CHUNK = 1 << 14
 _KEPT_NUMBERS = 1 << 19
 _KEPT_POSITIONS = 64
 _AHEAD = 64
-# Noise that makes a token likely whatever its probability; one in so many has it.
-_SMALL = 2.0**-6
 
 
 class SharedNoise:
@@ -43,13 +39,14 @@ class SharedNoise:
     a coin needs randomness independent of the draft's.
     """
 
-    __slots__ = ("_few", "_key", "_whole")
+    __slots__ = ("_few", "_key", "_scratch", "_whole")
 
     def __init__(self, seed: int) -> None:
         self._key = _mix(seed + _SEED_STEP & _MASK)
         # what was computed lately, by position: a draft's noise is the target's, and its siblings'
         self._few: dict[int, dict[int, float]] = {}
-        self._whole: dict[int, _Noise] = {}
+        self._whole: dict[int, FloatArray] = {}
+        self._scratch = np.empty(0)
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
@@ -66,20 +63,25 @@ class SharedNoise:
             return law.lists[0][:]
         if len(law) <= FEW:
             return self._children_of_few(law, position, count)
-        noise = self._noise(law.ids, position)
-        small = noise.small[: noise.small.searchsorted(len(law))]
-        likely = np.concatenate((law.large, small[law.probs[small] < LARGE]))
-        if len(likely) >= count:
-            uniforms, probs = noise.uniforms[likely], law.probs[likely]
-            floors = uniforms / probs
-            most = _most(uniforms, probs, floors.argpartition(count - 1)[:count])
-            if most < _SMALL / LARGE:  # which all others are above
-                near = (floors <= most).nonzero()[0]
-                return _least(law.ids[likely[near]], uniforms[near], probs[near], count)
-        uniforms = noise.uniforms[: len(law)]
-        columns = Columns(uniforms / law.probs)
-        near = columns.not_above(_most(uniforms, law.probs, columns.some_low(count)))
-        return _least(law.ids[near], uniforms[near], law.probs[near], count)
+        ids, probs = law.ids, law.probs
+        uniforms = self.uniforms(ids, position)
+        # E >= u, so that floors u / p are below the scores, and few places can have small ones
+        floors = Columns(np.divide(uniforms, probs, out=self._room(len(ids))))
+        first = floors.some_low(count).tolist()
+        bound = max([_exponential(float(uniforms[at])) / float(probs[at]) for at in first])
+        near = floors.not_above(bound)
+        scores = [
+            _exponential(uniform) / prob
+            for uniform, prob in zip(uniforms[near].tolist(), probs[near].tolist(), strict=True)
+        ]
+        order = sorted(range(len(scores)), key=scores.__getitem__)
+        return [int(ids[near[place]]) for place in order[:count]]
+
+    def _room(self, count: int) -> FloatArray:
+        """Where results of that length may be written: fresh memory costs more than a pass."""
+        if len(self._scratch) < count:
+            self._scratch = np.empty(count)
+        return self._scratch[:count]
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
         """The same in plain Python, in one loop: each function called takes memory's time."""
@@ -111,52 +113,19 @@ class SharedNoise:
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
-        return self._noise(ids, position).uniforms[: len(ids)]
-
-    def _noise(self, ids: IntArray, position: int) -> _Noise:
-        """The noise of some tokens; of a whole vocabulary, perhaps of a longer one."""
         if int(ids[0]) != 0 or int(ids[-1]) != len(ids) - 1:
-            return _Noise(ids, self._position_key(position))
+            return _uniforms(ids, np.uint64(self._position_key(position)))
         kept = self._whole.get(position)
-        if kept is None or len(kept.uniforms) < len(ids):
-            kept = _Noise(ids, self._position_key(position))
+        if kept is None or len(kept) < len(ids):
+            kept = _uniforms(ids, np.uint64(self._position_key(position)))
+            kept.setflags(write=False)
             while self._whole and (len(self._whole) + 1) * len(ids) > _KEPT_NUMBERS:
                 del self._whole[next(iter(self._whole))]
             self._whole[position] = kept
-        return kept
+        return kept[: len(ids)]
 
     def _position_key(self, position: int) -> int:
         return _mix(self._key + position * _POSITION_STEP & _MASK)
-
-
-class _Noise:
-    """The noise of many tokens at a position.
-
-    Attributes:
-        uniforms: of the open interval (0, 1), float64 [n], in the order of the ids.
-        small: places, rising, of those under `_SMALL`.
-    """
-
-    __slots__ = ("small", "uniforms")
-
-    def __init__(self, ids: IntArray, key: int) -> None:
-        self.uniforms = _uniforms(ids, np.uint64(key))
-        self.uniforms.setflags(write=False)
-        self.small = (self.uniforms < _SMALL).nonzero()[0]
-
-
-def _most(uniforms: FloatArray, probs: FloatArray, some: IntArray) -> float:
-    """The largest E / p of some: the least ones are no larger. It is never below u / p."""
-    pairs = zip(uniforms[some].tolist(), probs[some].tolist(), strict=True)
-    scores: list[float] = [_exponential(uniform) / prob for uniform, prob in pairs]
-    return max(scores)
-
-
-def _least(ids: IntArray, uniforms: FloatArray, probs: FloatArray, count: int) -> list[int]:
-    """The ids of the `count` least E / p, the least first; ties by lowest id."""
-    pairs = zip(uniforms.tolist(), probs.tolist(), strict=True)
-    scores = [_exponential(uniform) / prob for uniform, prob in pairs]
-    return [token for _, token in sorted(zip(scores, ids.tolist(), strict=True))[:count]]
 
 
 class RandomStream:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
@@ -31,7 +30,7 @@ class Urn(Protocol):
 
 def urn(law: Distribution) -> Urn:
     """All places of a law."""
-    return _Few(law.lists[1]) if len(law) <= FEW else _Many(law)
+    return _Few(law.lists[1]) if len(law) <= FEW else _Many(law.probs)
 
 
 class _Few:
@@ -41,100 +40,46 @@ class _Few:
         weights: not changed.
     """
 
-    __slots__ = ("_weights", "sums")
+    __slots__ = ("_sums", "_weights")
 
     def __init__(self, weights: list[float]) -> None:
         self._weights = weights
-        self.sums = list(accumulate(weights))
+        self._sums = list(accumulate(weights))
 
     @property
     def has_any(self) -> bool:
-        return self.total > 0.0
-
-    @property
-    def total(self) -> float:
-        return self.sums[-1] if self.sums else 0.0
+        return self._sums[-1] > 0.0
 
     def draw(self, uniform: float) -> int:
-        return self.at(uniform * self.sums[-1])
-
-    def at(self, aim: float) -> int:
-        """The place whose running sum is the first above `aim`; by rounding, the last one."""
-        place = bisect_right(self.sums, aim)
-        if place < len(self.sums):
+        place = bisect_right(self._sums, uniform * self._sums[-1])
+        if place < len(self._sums):
             return place
+        # rounding only
         return max(place for place, weight in enumerate(self._weights) if weight > 0.0)
 
     def take_out(self, place: int) -> None:
         self._weights = self._weights[:]
         self._weights[place] = 0.0
-        self.sums = list(accumulate(self._weights))
+        self._sums = list(accumulate(self._weights))
 
 
 class _Many:
-    """The large weights first, since most draws are of them; the others when one falls there."""
-
-    __slots__ = ("_large", "_law", "_places", "_rest", "_rest_sum")
-
-    def __init__(self, law: Distribution) -> None:
-        self._law = law
-        self._places: list[int] = law.large.tolist()
-        self._large = _Few(law.probs[law.large].tolist())
-        self._rest_sum = max(0.0, 1.0 - self._large.total)
-        self._rest: _Blocks | None = None
-
-    @property
-    def has_any(self) -> bool:
-        return self._large.has_any or self._others().has_any
-
-    def draw(self, uniform: float) -> int:
-        large = self._large.total
-        aim = uniform * (large + self._rest_sum)
-        if aim < large:
-            return self._places[self._large.at(aim)]
-        others = self._others()
-        if others.has_any:
-            return others.draw((aim - large) / self._rest_sum)
-        return self._places[self._large.at(math.inf)]  # rounding only
-
-    def take_out(self, place: int) -> None:
-        index = bisect_left(self._places, place)
-        if index < len(self._places) and self._places[index] == place:
-            self._large.take_out(index)
-            return
-        others = self._others()
-        others.take_out(place)
-        self._rest_sum = others.total
-
-    def _others(self) -> _Blocks:
-        if self._rest is None:
-            weights = self._law.probs.copy()
-            weights[self._places] = 0.0
-            self._rest = _Blocks(weights)
-            self._rest_sum = self._rest.total
-        return self._rest
-
-
-class _Blocks:
     """Weights in blocks whose sums are known: a draw reads two short rows.
 
     Args:
-        weights: float64 [n]; they become its own.
+        weights: float64 [n]; not changed.
     """
 
-    __slots__ = ("_sums", "_weights")
+    __slots__ = ("_changed", "_sums", "_weights")
 
     def __init__(self, weights: FloatArray) -> None:
         self._weights = weights
         self._sums = np.add.reduceat(weights, _block_starts(len(weights)))
+        self._changed: dict[int, FloatArray] = {}
 
     @property
     def has_any(self) -> bool:
         return bool(self._sums.any())
-
-    @property
-    def total(self) -> float:
-        return float(np.add.reduce(self._sums))
 
     def draw(self, uniform: float) -> int:
         reached = self._sums.cumsum()
@@ -145,12 +90,15 @@ class _Blocks:
         return block * _BLOCK + _passed(inside.cumsum(), max(aim, 0.0), inside)
 
     def take_out(self, place: int) -> None:
-        self._weights[place] = 0.0
-        block = place // _BLOCK
+        block, inside = divmod(place, _BLOCK)
+        self._changed[block] = self._block(block).copy()
+        self._changed[block][inside] = 0.0
         # added up again: a difference would be nothing but rounding where one place had it all
-        self._sums[block] = np.add.reduce(self._block(block))
+        self._sums[block] = np.add.reduce(self._changed[block])
 
     def _block(self, block: int) -> FloatArray:
+        if block in self._changed:
+            return self._changed[block]
         return self._weights[block * _BLOCK : (block + 1) * _BLOCK]
 
 

@@ -126,7 +126,7 @@ class _ManyOverlap:
     """With a pass over the laws for each rho."""
 
     def __init__(self, p_target: Distribution, p_draft: Distribution) -> None:
-        self._target, self._drawn = p_target.probs, p_draft.along(p_target)
+        self._target, self._drawn = p_target.probs, p_draft.at(p_target.ids)
         self._least = np.empty_like(self._target)
 
     def sum(self, rho: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
@@ -33,6 +33,11 @@ class Proposal:
     laws: tuple[Distribution | None, ...] = (None,)
     source: str = "none"
     values: tuple[float, ...] = ()
+    # children by parent, looked up once: rules that walk a chain ask for each node's
+    _below: Mapping[int, Sequence[int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_below", _children(self.parents))
 
     @classmethod
     def chain(
@@ -59,7 +64,7 @@ class Proposal:
 
     def children(self, node: int) -> Sequence[int]:
         """Indices of the children of `node`, in drawn order."""
-        return _children(self.parents).get(node, ())
+        return self._below.get(node, ())
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, or None."""
@@ -96,11 +101,11 @@ class Proposal:
 
 # Trees are of the same few shapes round after round.
 @lru_cache(maxsize=SHAPES)
-def _children(parents: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+def _children(parents: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
     below: dict[int, list[int]] = {}
     for child, parent in enumerate(parents):
         below.setdefault(parent, []).append(child)
-    return {parent: tuple(children) for parent, children in below.items()}
+    return below
 
 
 @lru_cache(maxsize=SHAPES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama.sampling.distribution import FEW, LARGE, Distribution
+from specllama.sampling.distribution import FEW, Distribution
 from specllama.sampling.urn import urn
 
 N_DRAWS = 20_000
@@ -22,7 +22,7 @@ def peaked(size: int) -> Distribution:
 
 
 def flat(size: int) -> Distribution:
-    """Of 5000 tokens, none is large."""
+    """All have the same."""
     return Distribution(np.arange(size), np.full(size, 1.0 / size))
 
 
@@ -91,9 +91,3 @@ def test_empty_when_all_is_taken_out(kind: Kind, size: int) -> None:
     assert [left.draw(uniform) for uniform in (0.0, 0.5, 1.0 - 2.0**-53)] == [last] * 3
     left.take_out(last)
     assert not left.has_any
-
-
-def test_few_tokens_are_large() -> None:
-    law = peaked(5000)
-    assert law.large.tolist() == [n for n, prob in enumerate(law.probs) if prob >= LARGE]
-    assert flat(5000).large.tolist() == []
