@@ -20,7 +20,7 @@ from distil.generate import FIELDS, Seeds, Writer, write_text
 from distil.labels import Rows, label
 from distil.model import Llama, load_teacher, read_shape
 from distil.parallel import join
-from distil.train import Batches, Schedule, Trainer, new_student
+from distil.train import GOING_ON, Batches, Schedule, Trainer, new_student, take_over
 
 STARTED = time.monotonic()
 TEXT, CHECKPOINT, DRAFT = "text-{}.pt", "student.pt", "draft-f16.gguf"
@@ -37,7 +37,9 @@ def make_seeds(args: argparse.Namespace) -> None:
     from distil.tokens import write_tokens
 
     args.work.mkdir(parents=True, exist_ok=True)
-    write_tokens(args.target, args.work / "seeds.npz", args.count, args.seed)
+    topics = args.topics.read_text("utf-8").split("\n") if args.topics else []
+    topics = [topic.strip() for topic in topics if topic.strip()]
+    write_tokens(args.target, args.work / "seeds.npz", args.count, args.seed, topics)
 
 
 def written_rows(args: argparse.Namespace, teacher: Llama, rank: int, deadline: float) -> Rows:
@@ -105,9 +107,12 @@ def train(args: argparse.Namespace) -> None:
     shape = teacher.shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
     student = new_student(teacher, shape, args.long_length, rows.tokens[-128:].long())
     del teacher
+    if args.start:
+        take_over(student, load_teacher(args.start, 1, torch.device("cpu"), torch.float32))
     ranks.same_start(student)
     seconds = budget - ranks.clock(time.monotonic() - STARTED) - args.reserve
-    trainer = Trainer(student, Schedule(), seconds, args.chunk, args.compiled, ranks, log)
+    schedule = GOING_ON if args.start else Schedule()
+    trainer = Trainer(student, schedule, seconds, args.chunk, args.compiled, ranks, log)
     if (args.work / CHECKPOINT).exists():
         trainer.resume(args.work / CHECKPOINT)
         log(f"resumed at step {trainer.step}")
@@ -146,6 +151,7 @@ def parser() -> argparse.ArgumentParser:
     steps = top.add_subparsers(required=True)
     seeds = steps.add_parser("seeds", help="tokenise the seed prompts")
     seeds.add_argument("--count", type=int, default=32768, help="seeds of each sort")
+    seeds.add_argument("--topics", type=Path, help="file of more things to ask about, one a line")
     seeds.set_defaults(run=make_seeds)
     trains = steps.add_parser("train", help="write text and train")
     exports = steps.add_parser("export", help="the 16-bit GGUF of the last checkpoint")
@@ -190,6 +196,7 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
     for name, (default, text) in numbers.items():
         trains.add_argument(f"--{name}", type=type(default), default=default, help=text)
     trains.add_argument("--name", default="SmolLM2 135M Instruct draft", help="general.name")
+    trains.add_argument("--start", type=Path, help="earlier draft (GGUF) to go on from")
     trains.add_argument("--eager", action="store_true", help="no torch.compile")
 
 

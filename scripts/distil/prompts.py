@@ -283,6 +283,13 @@ def roughen(text: str, rng: random.Random) -> str:
 
 
 CHOICES = {name: split_templates(block) for name, block in LISTS.items()}
+TOPIC_SLOTS = ("topic", "topic2", "noun")
+
+
+def add_topics(topics: list[str]) -> None:
+    """More things to ask about, for every seed made from now on."""
+    for slot in TOPIC_SLOTS:
+        CHOICES[slot].extend(topics)
 
 
 def make_prompts(count: int, seed: int) -> list[tuple[str, str]]:

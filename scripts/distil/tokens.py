@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .prompts import SYSTEMS, WRITERS, make_openers, make_prompts, make_starts, make_wraps
+from .prompts import SYSTEMS, WRITERS, add_topics, make_openers, make_prompts, make_starts, make_wraps
 
 MARKS = ("@user@", "@answer@", "@again@")
 SENTENCE_ENDS = (".", ".\n", "\n", "!", "?", ".\n\n", "\n\n")
@@ -70,9 +70,10 @@ def ragged(name: str, lists: Iterable[list[int]]) -> dict[str, np.ndarray]:
     return {f"{name}_ids": flat, f"{name}_ends": ends}
 
 
-def write_tokens(target: Path, out: Path, count: int, seed: int) -> None:
+def write_tokens(target: Path, out: Path, count: int, seed: int, topics: list[str]) -> None:
     """Tokenise `count` seeds of each sort for one target."""
     tokenizer = Tokenizer(target)
+    add_topics(topics)
     made = make_prompts(count, seed)
     around = make_wraps(count, seed + 1)
     head, to_answer, to_user = tokenizer.frame(None)

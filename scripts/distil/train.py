@@ -46,6 +46,12 @@ class Schedule:
         return min(1.0, (step + 1) / self.warmup_steps) * max(0.0, min(1.0, fall))
 
 
+GOING_ON = Schedule(
+    body_rate=0.01, table_rate=2e-3, decay_from=0.15, tv_from=0.45, quantise_from=0.45
+)
+"""For a student that begins as an earlier draft: smaller steps, and the last phases sooner."""
+
+
 def fake_quantise(weights: Tensor) -> Tensor:
     """Round weights [256 n] as a 4-bit K-quant does: blocks of 32, their 6-bit scales in 256."""
     blocks = weights.view(-1, SUPER_BLOCK // BLOCK, BLOCK)
@@ -104,6 +110,26 @@ def new_student(teacher: Llama, shape: Shape, length: int, sample: Tensor) -> Ll
     turn = torch.linalg.qr(torch.randn(shape.width, shape.width, device=table.device))[0]
     student.to(table.device).token_embd.weight.copy_(table @ leading @ turn)
     return student
+
+
+@torch.no_grad()
+def take_over(student: Llama, draft: Llama) -> None:
+    """Make the student say what an earlier draft says, which may have fewer layers or a smaller ffn.
+
+    What is new in the student adds nothing yet: its outputs (new layers, new columns of
+    `ffn_down`) begin at zero.
+    """
+    old, new = draft.shape, student.shape
+    if (old.vocab, old.width, old.heads, old.kv_heads) != (
+        new.vocab,
+        new.width,
+        new.heads,
+        new.kv_heads,
+    ):
+        raise ValueError(f"a draft of {old} cannot begin as one of {new}")
+    params = dict(student.named_parameters())
+    for name, tensor in draft.named_parameters():
+        params[name][tuple(slice(size) for size in tensor.shape)] = tensor.to(params[name].device)
 
 
 class Batches:
