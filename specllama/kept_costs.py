@@ -14,6 +14,7 @@ import psutil
 from specllama.hub.paths import data_dir
 from specllama.llama import library
 from specllama.llama.context import default_threads
+from specllama.llama.model import is_offloaded
 from specllama.machine import cpu_name
 from specllama.options import ModelOptions
 from specllama.scheduling.scheduler import Scheduler
@@ -58,7 +59,7 @@ def _settings(options: ModelOptions) -> dict[str, object]:
         "device": options.device,
         "draft_device": options.draft_device,
         "exact": options.exact,
-        **options.attention,
+        **options.attention(is_offloaded(options.gpu_layers, options.device)),
     }
 
 

@@ -173,7 +173,7 @@ def _context(
         "n_outputs": max(LEAST_OUTPUTS, options.parallel * OUTPUTS_A_SLOT),
         "threads": threads,
         "threads_batch": threads_batch,
-        **options.attention,
+        **options.attention(model.offloaded),
     }
     if width:
         return ConstantWidth(model, width=width, **settings)

@@ -13,6 +13,8 @@ from specllama.sampling.params import SamplingParams
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+WHOLE_CACHE_TYPES: tuple[CacheType, ...] = ("f32", "f16", "bf16")
+"""Those that llama.cpp reads without flash attention."""
 VerifyName = Literal[
     "auto",
     "coupled",
@@ -99,17 +101,34 @@ class ModelOptions:
         _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
         _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
 
-    @property
-    def attention(self) -> dict[str, str]:
-        """Flash attention and the KV cache's formats, as they take effect.
+    def attention(self, offloaded: bool) -> dict[str, str]:
+        """Flash attention and the KV cache's formats, as they take effect on a model.
 
-        With flash attention and a bf16 cache, batches get the bits of single decodes.
+        On CPUs llama.cpp's flash attention takes the tokens of a batch one by one, which behind some
+        hundred tokens is slower than attention without it, the more so for batches of drafts
+        (docs/performance.md). A quantised V cache needs it all the same, and with it and a bf16
+        cache, batches get the bits of single decodes.
+
+        Args:
+            offloaded: whether a device other than the CPU has weights of the model.
         """
+        if self.exact:
+            return {"flash_attn": "on", "cache_type_k": "bf16", "cache_type_v": "bf16"}
+        slow = not offloaded and self.cache_type_v in WHOLE_CACHE_TYPES
         return {
-            "flash_attn": "on" if self.exact else self.flash_attn,
-            "cache_type_k": "bf16" if self.exact else self.cache_type_k,
-            "cache_type_v": "bf16" if self.exact else self.cache_type_v,
+            "flash_attn": "off" if self.flash_attn == "auto" and slow else self.flash_attn,
+            "cache_type_k": self.cache_type_k,
+            "cache_type_v": self.cache_type_v,
         }
+
+
+def micro_batch(n_batch: int, flash_attn: str) -> int:
+    """How many tokens of a prompt llama.cpp computes at once.
+
+    Without flash attention the scores of all of them are kept (heads x context x tokens); more
+    than 128 made prompts no faster there.
+    """
+    return min(n_batch, 128) if flash_attn == "off" else n_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ def save(
     if slot is None:
         raise UsageError("There is no conversation to save.", "Generate something first.")
     arrays = _held("target", engine.cache, slot)
-    fields = dict(_settings(options), target=file_identity(target.model.path), draft="")
+    fields = _settings(target, options) | {"draft": ""}
     if draft is not None:
         arrays |= _held("draft", draft.follower.cache, slot)
-        fields["draft"] = file_identity(draft.model.path)
+        fields["draft"] = _identity(draft, options)
     try:
         write_arrays(path, CONVERSATION, fields, arrays)
     except OSError as error:
@@ -64,7 +64,7 @@ def restore(
         EngineError: llama.cpp refused it.
     """
     found = read_arrays(path, CONVERSATION)
-    _check(path, found.fields, dict(_settings(options), target=file_identity(target.model.path)))
+    _check(path, found.fields, _settings(target, options))
     ids = found.arrays["target ids"].tolist()
     if len(ids) >= engine.n_ctx:
         raise UsageError(
@@ -73,7 +73,7 @@ def restore(
         )
     slot = engine.take_in(ids)
     _load(found, "target", engine.cache, slot)
-    if draft is not None and found.fields["draft"] == file_identity(draft.model.path):
+    if draft is not None and found.fields["draft"] == _identity(draft, options):
         _load(found, "draft", draft.follower.cache, slot)
     return len(ids)
 
@@ -88,10 +88,17 @@ def _load(found: Arrays, name: str, cache: TokenCache, slot: int) -> None:
     cache.load(slot, ids, found.arrays[f"{name} state"].tobytes())
 
 
-def _settings(options: ModelOptions) -> dict[str, str]:
-    """What the bytes of a cache depend on besides the model, by what people call it."""
-    attention = options.attention
+def _identity(draft: DraftModel, options: ModelOptions) -> str:
+    """The draft's file, and how its attention works where that need not be as the target's."""
+    flash = options.attention(draft.model.offloaded)["flash_attn"]
+    return f"{file_identity(draft.model.path)}, flash attention {flash}"
+
+
+def _settings(target: TargetModel, options: ModelOptions) -> dict[str, str]:
+    """What the bytes of the target's cache depend on, by what people call it."""
+    attention = options.attention(target.model.offloaded)
     return {
+        "target": file_identity(target.model.path),
         "llama.cpp": library.build(),
         "flash attention": attention["flash_attn"],
         "key cache": attention["cache_type_k"],

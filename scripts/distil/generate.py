@@ -39,7 +39,7 @@ QUEUE = 288
 """Room for the forced tokens of a turn."""
 REQUEST_SHARE = 0.1
 """Share of a self-written request's positions that are trained on (drafts never run there)."""
-POOL_SHARES = {"openers": 0.5, "frames": 0.2, "prompts": 0.3}
+POOL_SHARES = {"openers": 0.62, "frames": 0.2, "prompts": 0.18}
 PLAIN_SHARE, SYSTEM_SHARE = 0.06, 0.1
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from specllama.errors import EngineError, OutOfMemory, UsageError
 from specllama.llama import library
 from specllama.llama.model import Model
+from specllama.options import micro_batch
 
 Row = NDArray[np.float32]
 Rollback = Literal["free", "checkpoint"]
@@ -81,7 +82,7 @@ class Context:
         params = self._lib.llama_context_default_params()
         params.n_ctx = padded(n_ctx)
         params.n_batch = min(n_batch, params.n_ctx)
-        params.n_ubatch = params.n_batch
+        params.n_ubatch = micro_batch(params.n_batch, flash_attn)
         params.n_seq_max = n_seq
         params.n_outputs_max = max(n_outputs, n_seq)
         params.kv_unified = not apart

@@ -49,7 +49,7 @@ class Model:
             raise ModelNotFound(f"Model file not found: {path}.")
         self.path = path
         self._lib = library.load()
-        self.offloaded = _is_offloaded(gpu_layers, device)
+        self.offloaded = is_offloaded(gpu_layers, device)
         self._keep: list[Any] = []
         self._interrupted: BaseException | None = None
         params = self._params(gpu_layers, main_gpu, tensor_split, device, on_progress)
@@ -236,7 +236,8 @@ def _optional(token: int) -> int | None:
     return int(token) if token >= 0 else None
 
 
-def _is_offloaded(gpu_layers: int, device: str | None) -> bool:
+def is_offloaded(gpu_layers: int, device: str | None) -> bool:
+    """Whether such a model has weights on a device other than the CPU."""
     if gpu_layers == 0 or device == "CPU":
         return False
     return any(not found["name"].startswith("CPU") for found in library.devices())

@@ -28,11 +28,12 @@ def test_a_quantised_cache_is_smaller(tmp_path: Path) -> None:
 
 
 def test_compute_buffer_with_and_without_flash_attention(tmp_path: Path) -> None:
-    """Logits of 512 rows; without flash attention 4 heads x context scores, if that is more."""
+    """Logits of 512 rows; without flash attention 4 heads x context scores of 128, if more."""
     header = read(write_gguf(tmp_path / "m.gguf"))
-    assert estimate(header, 1000).compute == 4 * 512 * (200 + 2 * 8)
-    off = ModelOptions(flash_attn="off")
-    assert estimate(header, 1000, off).compute == 4 * 512 * (4 * 1000 + 2 * 8)
+    on = ModelOptions(flash_attn="on")
+    assert estimate(header, 1000, on).compute == 4 * 512 * (200 + 2 * 8)
+    assert estimate(header, 1000).compute == 4 * 128 * (4 * 1000 + 2 * 8)
+    assert estimate(header, 10).compute == 4 * 128 * (200 + 2 * 8)
 
 
 def test_heads_by_layer(tmp_path: Path) -> None:

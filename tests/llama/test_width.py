@@ -110,7 +110,7 @@ def test_the_self_test_passes() -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the CPU's device were a GPU's."""
-    monkeypatch.setattr("specllama.llama.model._is_offloaded", lambda gpu_layers, device: True)
+    monkeypatch.setattr("specllama.llama.model.is_offloaded", lambda gpu_layers, device: True)
 
 
 @pytest.fixture
