@@ -10,7 +10,15 @@ import llama_cpp
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .prompts import SYSTEMS, WRITERS, add_topics, make_openers, make_prompts, make_starts, make_wraps
+from .prompts import (
+    SYSTEMS,
+    WRITERS,
+    add_topics,
+    make_openers,
+    make_prompts,
+    make_starts,
+    make_wraps,
+)
 
 MARKS = ("@user@", "@answer@", "@again@")
 SENTENCE_ENDS = (".", ".\n", "\n", "!", "?", ".\n\n", "\n\n")

@@ -114,7 +114,7 @@ def new_student(teacher: Llama, shape: Shape, length: int, sample: Tensor) -> Ll
 
 @torch.no_grad()
 def take_over(student: Llama, draft: Llama) -> None:
-    """Make the student say what an earlier draft says, which may have fewer layers or a smaller ffn.
+    """Make the student say what an earlier draft says, which may have less layers and ffn.
 
     What is new in the student adds nothing yet: its outputs (new layers, new columns of
     `ffn_down`) begin at zero.

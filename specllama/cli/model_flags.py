@@ -181,7 +181,7 @@ class ModelFlags:
         "CPU threads for the draft.",
         "-td", "--draft-threads", "--threads-draft", metavar="N")] = None
     flash_attn: Annotated[FlashAttention | None, _machine(
-        "Flash attention: on, off, auto (auto).",
+        "Flash attention: on, off, auto (where a GPU has layers).",
         "-fa", "--flash-attn", metavar="WHEN")] = None
     cache_type_k: Annotated[CacheType | None, _machine(
         "Number format of the key cache: f32, f16, bf16, q8_0 … q4_0 (f16).",
