@@ -104,8 +104,8 @@ class ModelOptions:
     def attention(self, offloaded: bool) -> dict[str, str]:
         """Flash attention and the KV cache's formats, as they take effect on a model.
 
-        On CPUs llama.cpp's flash attention takes the tokens of a batch one by one, which behind some
-        hundred tokens is slower than attention without it, the more so for batches of drafts
+        On CPUs llama.cpp's flash attention takes the tokens of a batch one by one, which behind
+        some hundred tokens is slower than attention without it, the more so for batches of drafts
         (docs/performance.md). A quantised V cache needs it all the same, and with it and a bf16
         cache, batches get the bits of single decodes.
 
