@@ -52,8 +52,13 @@ class Report:
 
     @property
     def differences(self) -> list[Difference]:
-        """Texts that differ where they must not."""
+        """Texts that differ though their rule promises the same."""
         return self._summed_up[1]
+
+    @property
+    def exact(self) -> bool:
+        """Whether batches were to have the bits of single decodes, so that no text may part."""
+        return bool(self.facts.get("settings", {}).get("exact"))
 
     @property
     def verdicts(self) -> list[str]:
@@ -106,7 +111,7 @@ class Report:
             *_section("Notes", [f"- {note}" for note in self.remarks]),
             *_section("Speed", _speed(self.summaries)),
             *_section("Speed-up by kind", _by_kind(self.summaries)),
-            *_section("Texts that differ where they must not", _different(self.differences)),
+            *_section(_PARTED[self.exact], _different(self.differences)),
             *_section("Latency (LLMPerf's measures)", _latency(self.summaries)),
             *_section("Rounds", _rounds(self.summaries)),
             *_section("Acceptance by depth", _by_depth(self.summaries)),
@@ -144,6 +149,10 @@ _LEGEND = (
     "what the scheduler's cost table and acceptance estimates said before each round."
 )
 
+_PARTED = {
+    True: "Texts that differ where they must not",
+    False: "Texts that part where batches round differently (`--exact` avoids it)",
+}
 _MOST_COLUMNS = 4
 
 _COLUMNS = (

@@ -191,11 +191,12 @@ def _give_out(report: Report, outputs: Outputs) -> None:
     if not report.runs:
         return
     for first in report.differences[:1]:
-        out.warn(
-            f"{count(len(report.differences), 'text differs', 'texts differ')} where that must not "
-            f"be, first {first.arm} on {first.prompt} at token {first.position + 1} "
-            "(--exact may help)."
-        )
+        where = f"first {first.arm} on {first.prompt} at token {first.position + 1}"
+        number = count(len(report.differences), "text differs", "texts differ")
+        if report.exact:
+            out.warn(f"{number} where that must not be, {where}.")
+        else:
+            out.warn(f"{number} from plain decoding's, {where}: batches round (--exact avoids it).")
     # first: a full disk must not take the report with it
     _print(report, outputs.format)
     for name, why in report.explanations.items():

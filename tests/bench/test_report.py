@@ -136,8 +136,10 @@ def test_texts_that_differ_are_listed() -> None:
     found = report(tokens=(1, 9, 3))
     assert len(found.differences) == 8
     assert found.summaries[1].text == "differs"
-    assert "## Texts that differ where they must not" in found.markdown()
-    assert "## Texts that differ" not in report().markdown()
+    assert "## Texts that part where batches round differently" in found.markdown()
+    assert "## Texts that" not in report().markdown()
+    exact = replace(found, facts={"settings": {"exact": True}})
+    assert "## Texts that differ where they must not" in exact.markdown()
 
 
 def test_csv_has_a_row_for_each_arm_and_kind() -> None:

@@ -218,9 +218,16 @@ def test_a_difference_is_told_and_strict_fails(
     decoder.drafting = Reply(tokens=("Hello", ","), drafted=frozenset({1}))
     result = bench("-r", "1", *flags)
     assert result.code == 0
-    assert "5 texts differ where that must not be, first " in result.err
+    assert "5 texts differ from plain decoding's, first " in result.err
+    assert "--exact avoids it" in result.err
     assert " on p0 at token 3" in result.err
     assert bench("-r", "1", "--strict", *flags).code == 1
+
+
+def test_in_exact_mode_no_text_may_differ(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.drafting = Reply(tokens=("Hello", ","), drafted=frozenset({1}))
+    result = bench("-r", "1", "--temp", "0", "--exact")
+    assert "5 texts differ where that must not be, first " in result.err
 
 
 def test_strict_is_content_with_equal_texts(bench: Bench) -> None:
