@@ -60,9 +60,11 @@ RUNS = ROOT / "build" / "peers.jsonl"
 
 MORE_TO_DO = 3
 WARM_UP = "Tell me three facts about the moon."
-LAW_PROMPT = "He opened the door and saw"
-"""Its likeliest continuations begin no other one, and the built-in draft's law differs a lot."""
-LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+LAW_PROMPT = "They walked through the"
+"""Its likeliest continuations begin no other one, the built-in draft's law differs a lot, and the
+third and fourth tokens are never closer than .37 in log-probability, so that no rounding (.2 where
+batches are computed otherwise than single tokens) changes which three are left."""
+LAW = Sampling(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
 """At temperature 1 it does not matter whether a peer divides before it truncates or after."""
 LAW_DEPTH = 2
 LAW_TOKENS = 4

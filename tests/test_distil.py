@@ -52,6 +52,19 @@ def test_openers_are_filled_varied_and_some_leave_everything_to_the_target(
     assert 0.08 < openers.count("") / len(openers) < 0.17
 
 
+@pytest.mark.parametrize("module", ["prompts"], indirect=True)
+def test_topics_of_ones_own_are_asked_about(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = {slot: list(entries) for slot, entries in module.CHOICES.items()}
+    monkeypatch.setattr(module, "CHOICES", choices)
+    before = [prompt for _, prompt in module.make_prompts(500, 0)]
+    module.add_topics(["quokka"] * 500)
+    after = [prompt for _, prompt in module.make_prompts(500, 0)] + module.make_openers(500, 0)
+    assert not any("quokka" in prompt for prompt in before)
+    assert sum("quokka" in prompt for prompt in after) > 100
+
+
 @pytest.mark.parametrize("module", ["quantise"], indirect=True)
 def test_weights_on_a_4_bit_grid_survive_packing(module: ModuleType) -> None:
     rng = np.random.default_rng(0)
