@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from peers.arms import BASELINE, OURS
@@ -26,9 +26,12 @@ def markdown(
     """The whole section, without its heading."""
     speed = [line for line in runs if line["key"][0] == "speed"]
     lines = [*_header(facts, speed), ""]
+    tested = _tested(laws, law)
+    wrong = {arm for arm, (_, p) in tested.items() if p < WRONG}
     for temperature in dict.fromkeys(line["key"][3] for line in speed):
-        lines += [*_speed([line for line in speed if line["key"][3] == temperature]), ""]
-    lines += [*_laws(laws, law), ""]
+        at = [line for line in speed if line["key"][3] == temperature]
+        lines += [*_speed(at, wrong if float(temperature) else set()), ""]
+    lines += [*_laws(tested), ""]
     lines += [f"- {note}" for note in [*notes, *_failures(runs)]]
     return lines
 
@@ -62,8 +65,8 @@ def ratio(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Ratio | Non
     return bootstrap(both) if both else None
 
 
-def _speed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One table: the arms at one temperature."""
+def _speed(lines: Sequence[Mapping[str, Any]], wrong: Set[str]) -> list[str]:
+    """One table: the arms at one temperature, some with a law that is not the target's there."""
     temperature = lines[0]["key"][3]
     arms = list(dict.fromkeys(line["key"][1] for line in lines))
     by_arm = {arm: rates(lines, arm) for arm in arms}
@@ -80,7 +83,7 @@ def _speed(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         replies = [line for line in lines if line["key"][1] == arm]
         cells = [arm, f"{_median(by_arm[arm]):.1f}", own if arm != _plain_of(arm) else "", beside]
         table.append(f"| {' | '.join([*cells, *_counts(replies)])} |")
-    return [*table, "", _best_native(by_arm)]
+    return [*table, "", _best_native(by_arm, wrong)]
 
 
 def _median(values: Mapping[str, float]) -> float:
@@ -108,14 +111,19 @@ def _counts(replies: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _best_native(by_arm: Mapping[str, Mapping[str, float]]) -> str:
-    """specllama beside the fastest of llama.cpp's own programs."""
-    native = {arm: values for arm, values in by_arm.items() if arm.startswith(NATIVE) and values}
+def _best_native(by_arm: Mapping[str, Mapping[str, float]], wrong: Set[str]) -> str:
+    """specllama beside the fastest of llama.cpp's own programs that say what the target would."""
+    native = {
+        arm: values
+        for arm, values in by_arm.items()
+        if arm.startswith(NATIVE) and values and arm not in wrong
+    }
     if not native or not by_arm.get(OURS):
         return "No native run to compare with."
     best = max(native, key=lambda arm: _median(native[arm]))
     beside = _ratio(ratio(by_arm[OURS], native[best]))
-    return f"specllama beside the best native run ({best}): {beside}."
+    which = "best native run with the target's law" if wrong else "best native run"
+    return f"specllama beside the {which} ({best}): {beside}."
 
 
 def _ratio(value: Ratio | None) -> str:
@@ -126,18 +134,21 @@ def _ratio(value: Ratio | None) -> str:
     return f"{value.value:.2f}x ({value.low:.2f}-{value.high:.2f})"
 
 
-def _laws(runs: Runs, law: Mapping[str, float]) -> list[str]:
-    """Each arm's counts against the law."""
+def _tested(runs: Runs, law: Mapping[str, float]) -> dict[str, tuple[int, float]]:
+    """Of each arm the number of replies, and the p-value of their counts against the law."""
     counts: dict[str, Counter[str]] = {}
     for line in runs:
         if line["key"][0] == "law":
             counts.setdefault(line["key"][1], Counter())[line["begins"]] += 1
-    if not counts:
+    return {arm: (found.total(), chi_square(found, law)) for arm, found in counts.items()}
+
+
+def _laws(tested: Mapping[str, tuple[int, float]]) -> list[str]:
+    if not tested:
         return ["The laws were not tested yet."]
     rows = ["| arm | replies | p-value | the target's law |", "| --- | ---: | ---: | --- |"]
-    for arm, found in counts.items():
-        p = chi_square(found, law)
-        rows.append(f"| {arm} | {found.total()} | {p:.2g} | {'no' if p < WRONG else 'yes'} |")
+    for arm, (replies, p) in tested.items():
+        rows.append(f"| {arm} | {replies} | {p:.2g} | {'no' if p < WRONG else 'yes'} |")
     return rows
 
 

@@ -126,6 +126,25 @@ def test_a_wrong_law_is_told(tmp_path: Path) -> None:
     assert "| wrong | 100 | 1.5e-23 | no |" in text
 
 
+@pytest.mark.parametrize(
+    ("temperature", "told"),
+    [
+        ("0.0", "best native run (llama-speculative): 0.75x."),
+        ("0.8", f"best native run with the target's law ({BASELINE}): 2.50x."),
+    ],
+)
+def test_who_changes_the_law_is_not_the_best_native_run(
+    tmp_path: Path, temperature: str, told: str
+) -> None:
+    runs, law = Runs(tmp_path / "runs.jsonl", {"threads": 1}), {" a": 0.5, " b": 0.5}
+    line = {"n": 8, "rounds": 4, "drafted": 8, "accepted": 4, "load": 0.0, "date": "2026-11-29"}
+    for arm, rate in {OURS: 30.0, BASELINE: 12.0, "llama-speculative": 40.0}.items():
+        runs.add("speed", arm, "p", temperature, "1", **line, tok_s=rate)
+    for n in range(100):
+        runs.add("law", "llama-speculative", str(n), begins=" a")
+    assert told in "\n".join(report.markdown(runs, runs, law, {}, []))
+
+
 def test_what_a_program_prints_is_read() -> None:
     reply = read_reply(PRINTED, LOG, REQUEST)
     assert reply == Reply(", friend\n\nand more", 10, 20.0, 4, 12, 6)
