@@ -26,6 +26,7 @@ from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.hub.resolve import locate
 from specllama.kept_costs import KeptCosts, exact_range
+from specllama.llama import library
 from specllama.llama.cache import Progress
 from specllama.llama.selftest import batch_difference
 from specllama.llama.width import ConstantWidth
@@ -122,6 +123,7 @@ class SpeculativeDecoder:
             )
         if self.options.exact:
             self._check_exactness()
+        library.end_team()
         self.load_s = time.perf_counter() - started
         self._load_s_to_report = self.load_s
 
@@ -421,6 +423,7 @@ class SpeculativeDecoder:
             UsageError: it is already.
         """
         self._end_open_stream()
+        library.end_team()
         self._lent = True
         try:
             yield self._engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specllama.engine.engine import Engine
+from specllama.llama import library
 from specllama.llama.cache import Progress
 from specllama.reply import Reply
 from specllama.results import Generation, StreamEvent
@@ -27,11 +28,14 @@ class Stream(Iterator[StreamEvent]):
         return next(self._events)
 
     def _run(self) -> Iterator[StreamEvent]:
-        while not self._reply.ended:
-            if self._cancelled:
-                yield from self._reply.end()
-            else:
-                yield from self._reply.take(self._engine.step())
+        try:
+            while not self._reply.ended:
+                if self._cancelled:
+                    yield from self._reply.end()
+                else:
+                    yield from self._reply.take(self._engine.step())
+        finally:  # whoever goes on may be another thread
+            library.end_team()
 
     def cancel(self) -> None:
         """End the generation after the current round; safe from signal handlers and threads."""

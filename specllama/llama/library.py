@@ -21,6 +21,7 @@ from specllama.machine import cpu_name
 
 _LOG_LINES = 200
 _ERROR_LEVEL = 4
+_PAUSE, _SOFT = "omp_pause_resource_all", 1
 _GPU_TYPES = (1, 2)  # ggml-backend.h: GPU, IGPU
 _log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
 _kept: list[Any] = []  # a ctypes callback dies with its last reference
@@ -46,6 +47,30 @@ def logits_address() -> Callable[[Any], int]:
     function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
     get: Callable[[Any], int] = function
     return get
+
+
+def end_team() -> None:
+    """Let the threads go that libgomp keeps for the decodes of the calling thread.
+
+    It keeps them for as long as their caller lives. Once all callers' threads are more than the
+    machine's cores, it sends threads to sleep wherever they wait for each other, and every decode
+    takes two to three times as long. The next decode starts new ones.
+    """
+    for pause in _pauses():
+        pause(_SOFT)
+
+
+@functools.cache
+def _pauses() -> list[Callable[[int], int]]:
+    """`omp_pause_resource_all` of each libgomp that is loaded (OpenMP 5.0, 3.2.44)."""
+    load()
+    try:
+        mapped = Path("/proc/self/maps").read_text("utf-8", "replace")
+    except OSError:  # no Linux: llama.cpp has other threads there
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in mapped.splitlines() if "libgomp" in line}
+    libraries = [ctypes.CDLL(path) for path in sorted(paths)]
+    return [lib.omp_pause_resource_all for lib in libraries if hasattr(lib, _PAUSE)]
 
 
 def _remember(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
