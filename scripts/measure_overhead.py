@@ -142,7 +142,7 @@ class BareLoop:
 
     def __init__(self, decoder: SpeculativeDecoder, options: ModelOptions) -> None:
         from specllama.llama import library
-        from specllama.llama.context import Context, default_threads
+        from specllama.llama.context import FLASH_ATTENTION, Context, default_threads
 
         backend = decoder.engine.backend
         assert isinstance(backend, Context)
@@ -151,6 +151,8 @@ class BareLoop:
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch = options.n_ctx, options.n_batch
         params.n_threads = params.n_threads_batch = options.threads or default_threads()
+        attention = options.attention(backend.offloaded)["flash_attn"]
+        params.flash_attn_type = FLASH_ATTENTION[attention]
         self._context = lib.llama_init_from_model(self._model, params)
         self._vocab = lib.llama_model_get_vocab(self._model)
         self._n_vocab = lib.llama_vocab_n_tokens(self._vocab)

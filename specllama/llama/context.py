@@ -29,7 +29,7 @@ Rollback = Literal["free", "checkpoint"]
 CACHE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30,
 }  # fmt: skip
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _CELLS = 256  # llama.cpp pads a context to a multiple of this
 _PARTIAL_ONLY = 1
 _LATELY = 9
@@ -88,7 +88,7 @@ class Context:
         params.kv_unified = not apart
         params.n_threads = threads or default_threads()
         params.n_threads_batch = threads_batch or params.n_threads
-        params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
+        params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.type_k = CACHE_TYPES[cache_type_k]
         params.type_v = CACHE_TYPES[cache_type_v]
         self._handle = self._open(params)

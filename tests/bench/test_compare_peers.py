@@ -138,8 +138,8 @@ def test_who_changes_the_law_is_not_the_best_native_run(
 ) -> None:
     runs, law = Runs(tmp_path / "runs.jsonl", {"threads": 1}), {" a": 0.5, " b": 0.5}
     line = {"n": 8, "rounds": 4, "drafted": 8, "accepted": 4, "load": 0.0, "date": "2026-11-29"}
-    for arm, rate in {OURS: 30.0, BASELINE: 12.0, "llama-speculative": 40.0}.items():
-        runs.add("speed", arm, "p", temperature, "1", **line, tok_s=rate)
+    for arm, tok_s in {OURS: 30.0, BASELINE: 12.0, "llama-speculative": 40.0}.items():
+        runs.add("speed", arm, "p", temperature, "1", **line, tok_s=tok_s)
     for n in range(100):
         runs.add("law", "llama-speculative", str(n), begins=" a")
     assert told in "\n".join(report.markdown(runs, runs, law, {}, []))
