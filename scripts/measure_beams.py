@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     found = facts()
     print_facts(found)
-    options = ModelOptions(threads=given.threads, n_ctx=2048, exact=given.exact)
+    options = ModelOptions(threads=given.threads, n_ctx=2048, exact=given.exact, flash_attn="on")
     rows = {}
     with SpeculativeDecoder(given.target, given.draft, options=options) as decoder:
         for name, text in PROMPTS.items():
