@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,8 @@ class TestResuming:
             decodes += 1
             if decodes == 30:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if decodes >= 30:  # as slow as a model, or all would be said before the signal
+                time.sleep(0.02)
 
         decoder.target.on_decode = lambda _: press()
         lines = [{"prompt": "abc", "max_tokens": 200}, {"prompt": "de"}, {"prompt": "f"}]
