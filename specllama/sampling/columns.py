@@ -1,82 +1,74 @@
-"""The small or large ones of many numbers, without sorting and almost without a second reading."""
+"""The extreme ones of many numbers, without sorting and almost without a second reading.
+
+The numbers are a table of `ROWS` rows and some numbers behind it. The extremes of all columns cost
+one vector instruction a row and a few columns, and few columns hold numbers that matter.
+"""
+
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+_Number = TypeVar("_Number", bound=np.number)
 
-_ROWS = 64
+_ROWS = 32
 
 
-class Columns:
-    """Numbers as a table of columns whose minima are known: few columns hold small ones.
+def maxima(values: NDArray[_Number]) -> NDArray[_Number]:
+    """The largest number of each column."""
+    found: NDArray[_Number] = np.maximum.reduce(_table(values), axis=0)
+    return found
 
-    A minimum over rows is one vector instruction a row, so it costs a single pass.
+
+def minima(values: NDArray[_Number]) -> NDArray[_Number]:
+    """The smallest number of each column."""
+    found: NDArray[_Number] = np.minimum.reduce(_table(values), axis=0)
+    return found
+
+
+def places(columns: IntArray, count: int) -> IntArray:
+    """Where the numbers of some columns are, and those behind the table.
 
     Args:
-        values: float64 [n], not NaN; kept, not copied.
+        columns: rising.
+        count: of all numbers.
+
+    Returns:
+        Rising.
     """
-
-    __slots__ = ("_minima", "_n_table", "_values")
-
-    def __init__(self, values: FloatArray) -> None:
-        self._values = values
-        columns = len(values) // _ROWS
-        self._n_table = _ROWS * columns
-        self._minima = np.minimum.reduce(self._table(), axis=0)
-
-    def _table(self) -> FloatArray:
-        return self._values[: self._n_table].reshape(_ROWS, -1 if self._n_table else 0)
-
-    def not_above(self, bound: float) -> IntArray:
-        """Positions, rising, of the values not above a bound."""
-        near = (self._minima <= bound).nonzero()[0]
-        rows, which = (self._table()[:, near] <= bound).nonzero()
-        found: IntArray = rows * len(self._minima) + near[which]
-        if self._n_table == len(self._values):
-            return found
-        tail = (self._values[self._n_table :] <= bound).nonzero()[0]
-        return np.concatenate((found, tail + self._n_table))
-
-    def some_low(self, count: int) -> IntArray:
-        """Positions of `count` small values, or of all if there are not so many.
-
-        The smallest of different columns: not always the smallest of all.
-        """
-        if count > len(self._minima):
-            count = min(count, len(self._values))
-            return self._values.argpartition(count - 1)[:count]
-        if count == 1:
-            columns = self._minima.argmin(keepdims=True)
-        else:
-            columns = self._minima.argpartition(count - 1)[:count]
-        found: IntArray = self._table()[:, columns].argmin(axis=0) * len(self._minima) + columns
-        return found
+    starts, behind = _starts(count)
+    found = (starts + columns).ravel()
+    return np.concatenate((found, behind)) if len(behind) else found
 
 
 def highest(values: FloatArray, count: int) -> IntArray:
     """Positions, rising, of all values not below the `count`-th largest (at least 1)."""
-    columns = len(values) // _ROWS
     if count >= len(values):
         return np.arange(len(values))
-    if count > columns // 4:
+    if count > len(values) // _ROWS // 4:
         return (values >= _kth_highest(values, count)).nonzero()[0]
-    table, tail = values[: _ROWS * columns].reshape(_ROWS, columns), values[_ROWS * columns :]
-    maxima = np.maximum.reduce(table, axis=0)
-    near = (maxima >= _kth_highest(maxima, count)).nonzero()[0]
-    candidates = table[:, near].ravel()
-    n_inside = len(candidates)
-    if len(tail):
-        candidates = np.concatenate((candidates, tail))
-    enough = (candidates >= _kth_highest(candidates, count)).nonzero()[0]
-    inside = enough[: enough.searchsorted(n_inside)]
-    found: IntArray = inside // len(near) * columns + near[inside % len(near)]
-    if len(inside) == len(enough):
-        return found
-    return np.concatenate((found, enough[len(inside) :] + (_ROWS * columns - n_inside)))
+    of_columns = maxima(values)
+    near = places((of_columns >= _kth_highest(of_columns, count)).nonzero()[0], len(values))
+    candidates = values[near]
+    found: IntArray = near[candidates >= _kth_highest(candidates, count)]
+    return found
 
 
 def _kth_highest(values: FloatArray, count: int) -> float:
     edge = len(values) - count
     return float(values.max() if count == 1 else np.partition(values, edge)[edge])
+
+
+def _table(values: NDArray[_Number]) -> NDArray[_Number]:
+    columns = len(values) // _ROWS
+    return values[: _ROWS * columns].reshape(_ROWS, columns)
+
+
+@lru_cache(maxsize=16)
+def _starts(count: int) -> tuple[IntArray, IntArray]:
+    """The first place of each row, [_ROWS, 1], and the places behind the table."""
+    columns = count // _ROWS
+    return columns * np.arange(_ROWS)[:, None], np.arange(_ROWS * columns, count)

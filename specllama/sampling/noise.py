@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.sampling.columns import Columns
+from specllama.sampling import columns
 from specllama.sampling.distribution import FEW, Distribution, FloatArray, IntArray
 from specllama.sampling.urn import Urn, urn
 
@@ -19,15 +19,21 @@ _MASK = 2**64 - 1
 _MIX_FIRST, _MIX_SECOND = 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 # The finaliser's numbers as arrays: a Python number or a numpy scalar is made one at every use.
 _FIRST, _SECOND = np.array(_MIX_FIRST, np.uint64), np.array(_MIX_SECOND, np.uint64)
-_BY_27, _BY_33, _BY_12 = (np.array(bits, np.uint64) for bits in (27, 33, 12))
-_ONE_BITS, _ALMOST_ONE = np.array(1.0).view(np.uint64), np.array(1.0 - 2.0**-53)
+_BY_27, _BY_33, _BY_37 = (np.array(bits, np.uint64) for bits in (27, 33, 37))
 _SEED_STEP, _POSITION_STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-# Ids hashed at a time: the passes stay in the cache, and no call allocates megabytes.
-_CHUNK = 1 << 14
+# Ids hashed at a time, so that the passes stay in the cache, and the length of a table's rows.
+_CHUNK, _ROW = 1 << 14, 1 << 12
+# Columns looked into first, and their numbers, for each token wanted: nearly always enough.
+_FIRST_COLUMNS, _FIRST_PLACES = 16, 4
+# Floors of uniforms are the top 27 bits of their hashes.
+_FLOOR_UNITS = 2.0**27
 # Noise that is kept: numbers of whole vocabularies, and positions of a few tokens each.
 _KEPT_NUMBERS = 1 << 19
 _KEPT_POSITIONS = 64
 _AHEAD = 64
+
+# Unfinished hashes of the ids of a law, and for each of their columns a floor of the uniforms.
+_Hashes = tuple[NDArray[np.uint64], FloatArray]
 
 
 class SharedNoise:
@@ -39,14 +45,13 @@ class SharedNoise:
     a coin needs randomness independent of the draft's.
     """
 
-    __slots__ = ("_few", "_key", "_scratch", "_whole")
+    __slots__ = ("_few", "_key", "_whole")
 
     def __init__(self, seed: int) -> None:
         self._key = _mix(seed + _SEED_STEP & _MASK)
         # what was computed lately, by position: a draft's noise is the target's, and its siblings'
         self._few: dict[int, dict[int, float]] = {}
-        self._whole: dict[int, FloatArray] = {}
-        self._scratch = np.empty(0)
+        self._whole: dict[int, _Hashes] = {}
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
@@ -63,25 +68,29 @@ class SharedNoise:
             return law.lists[0][:]
         if len(law) <= FEW:
             return self._children_of_few(law, position, count)
-        ids, probs = law.ids, law.probs
-        uniforms = self.uniforms(ids, position)
-        # E >= u, so that floors u / p are below the scores, and few places can have small ones
-        floors = Columns(np.divide(uniforms, probs, out=self._room(len(ids))))
-        first = floors.some_low(count).tolist()
-        bound = max([_exponential(float(uniforms[at])) / float(probs[at]) for at in first])
-        near = floors.not_above(bound)
-        scores = [
-            _exponential(uniform) / prob
-            for uniform, prob in zip(uniforms[near].tolist(), probs[near].tolist(), strict=True)
-        ]
-        order = sorted(range(len(scores)), key=scores.__getitem__)
-        return [int(ids[near[place]]) for place in order[:count]]
+        return self._children_of_many(law, position, min(count, len(law)))
 
-    def _room(self, count: int) -> FloatArray:
-        """Where results of that length may be written: fresh memory costs more than a pass."""
-        if len(self._scratch) < count:
-            self._scratch = np.empty(count)
-        return self._scratch[:count]
+    def _children_of_many(self, law: Distribution, position: int, count: int) -> list[int]:
+        """Only the columns whose scores can be low are looked into, and only such scores there."""
+        ids, probs = law.ids, law.probs
+        key = self._position_key(position)
+        hashes, floors = self._hashes(ids, position)
+        # E >= u, so that no score of a column is below its lowest floor over its largest p
+        floors = floors / columns.maxima(probs)
+        n_columns, n_places = _FIRST_COLUMNS * count, _FIRST_PLACES * count
+        while True:
+            chosen, next_column = _least(floors, n_columns)
+            places = columns.places(chosen, len(ids))
+            chosen, next_place = _least((hashes[places] >> _BY_37) / probs[places], n_places)
+            places = places[chosen]
+            scores = [
+                (_exponential(_uniform(key + token)) / prob, token)
+                for token, prob in zip(ids[places].tolist(), probs[places].tolist(), strict=True)
+            ]
+            best = sorted(scores)[:count]
+            if best[-1][0] * _FLOOR_UNITS < min(next_column, next_place):
+                return [token for _, token in best]
+            n_columns, n_places = 4 * n_columns, 4 * n_places
 
     def _children_of_few(self, law: Distribution, position: int, count: int) -> list[int]:
         """The same in plain Python, in one loop: each function called takes memory's time."""
@@ -91,7 +100,7 @@ class SharedNoise:
         for place, token in enumerate(ids):
             found = known.get(token)
             if found is None:
-                bits = key + token & _MASK  # `_mix`, and what `_uniforms` makes of it
+                bits = key + token & _MASK  # `_mix`, and what `_uniform` makes of it
                 bits = (bits ^ bits >> 27) * _MIX_FIRST & _MASK
                 bits = (bits ^ bits >> 33) * _MIX_SECOND & _MASK
                 uniform = (((bits ^ bits >> 27) >> 12) + 0.5) * 2.0**-52
@@ -113,16 +122,20 @@ class SharedNoise:
 
     def uniforms(self, ids: IntArray, position: int) -> FloatArray:
         """The noise itself: uniforms of the open interval (0, 1), float64 [n], keyed by id."""
-        if int(ids[0]) != 0 or int(ids[-1]) != len(ids) - 1:
-            return _uniforms(ids, np.uint64(self._position_key(position)))
+        key = self._position_key(position)
+        return np.array([_uniform(key + token) for token in ids.tolist()])
+
+    def _hashes(self, ids: IntArray, position: int) -> _Hashes:
+        """Kept where the ids are a whole vocabulary."""
+        key = self._position_key(position)
+        if int(ids[-1]) != len(ids) - 1:
+            return _with_floors(_hashes(ids, key))
         kept = self._whole.get(position)
-        if kept is None or len(kept) < len(ids):
-            kept = _uniforms(ids, np.uint64(self._position_key(position)))
-            kept.setflags(write=False)
+        if kept is None or len(kept[0]) != len(ids):
             while self._whole and (len(self._whole) + 1) * len(ids) > _KEPT_NUMBERS:
                 del self._whole[next(iter(self._whole))]
-            self._whole[position] = kept
-        return kept[: len(ids)]
+            kept = self._whole[position] = _with_floors(_hashes_from_0(len(ids), key))
+        return kept
 
     def _position_key(self, position: int) -> int:
         return _mix(self._key + position * _POSITION_STEP & _MASK)
@@ -213,22 +226,12 @@ class GreedyPlusOne(RandomStream):
         return [*tokens, law.id_at(left.draw(self._uniform()))] if left.has_any else tokens
 
 
-def _uniforms(ids: IntArray, key: np.uint64) -> FloatArray:
-    """Uniforms of the open interval (0, 1): the top 52 bits of a hash of key + id, plus a half.
+def _uniform(bits: int) -> float:
+    """A uniform of the open interval (0, 1): the top 52 bits of a hash, plus a half.
 
     A 53rd bit would make the addition of the half round, at worst to 1.
     """
-    uniforms = np.empty(len(ids))
-    for start in range(0, len(ids), _CHUNK):
-        part = uniforms[start : start + _CHUNK]
-        bits = part.view(np.uint64)
-        np.add(ids[start : start + _CHUNK].view(np.uint64), key, out=bits)
-        _mix_all(bits)
-        # as the fraction of a number in [1, 2), from which 1 - 2**-53 is taken away exactly
-        bits >>= _BY_12
-        bits |= _ONE_BITS
-        part -= _ALMOST_ONE
-    return uniforms
+    return ((_mix(bits & _MASK) >> 12) + 0.5) * 2.0**-52
 
 
 def _exponential(uniform: float) -> float:
@@ -247,13 +250,50 @@ def _mix(bits: int) -> int:
     return bits ^ bits >> 27
 
 
-def _mix_all(bits: NDArray[np.uint64]) -> None:
-    """`_mix` of every element, in place."""
-    shifted = bits >> _BY_27
-    bits ^= shifted
-    bits *= _FIRST
-    np.right_shift(bits, _BY_33, out=shifted)
-    bits ^= shifted
+def _least(values: FloatArray, count: int) -> tuple[IntArray, float]:
+    """The places of the `count` smallest values, and the smallest of the others."""
+    if count >= len(values):
+        return np.arange(len(values)), math.inf
+    order = values.argpartition(count)
+    return order[:count], float(values[order[count]])
+
+
+def _with_floors(hashes: NDArray[np.uint64]) -> _Hashes:
+    return hashes, (columns.minima(hashes) >> _BY_37).astype(np.float64)
+
+
+def _hashes(ids: IntArray, key: int) -> NDArray[np.uint64]:
+    """`_mix` of key + id, but for its last step, which leaves the top 27 bits alone."""
+    hashes = np.empty(len(ids), np.uint64)
+    for start in range(0, len(ids), _CHUNK):
+        part = hashes[start : start + _CHUNK]
+        np.add(ids[start : start + _CHUNK].view(np.uint64), np.array(key, np.uint64), out=part)
+        part ^= part >> _BY_27
+        part *= _FIRST
+        _second_half(part)
+    return hashes
+
+
+def _hashes_from_0(count: int, key: int) -> NDArray[np.uint64]:
+    """`_hashes` of the ids below `count`.
+
+    While key + id keeps its bits above the lowest 27, the first half of the hash is the sum of what
+    becomes of its higher and of its lowest bits, so that all rows of a table are alike.
+    """
+    before, above = key % _ROW, key >> 27
+    n_rows = -(-(before + count) // _ROW)
+    if (key - before + n_rows * _ROW - 1) >> 27 != above:
+        return _hashes(np.arange(count), key)
+    low = above % _ROW
+    rows = np.arange(n_rows, dtype=np.uint64) * _ROW + np.array(key - before, np.uint64)
+    rows ^= np.array(above - low, np.uint64)
+    row = np.arange(_ROW, dtype=np.uint64) ^ np.array(low, np.uint64)
+    hashes = np.add.outer(rows * _FIRST, row * _FIRST)
+    for start in range(0, n_rows, _CHUNK // _ROW):
+        _second_half(hashes[start : start + _CHUNK // _ROW])
+    return hashes.ravel()[before : before + count]
+
+
+def _second_half(bits: NDArray[np.uint64]) -> None:
+    bits ^= bits >> _BY_33
     bits *= _SECOND
-    np.right_shift(bits, _BY_27, out=shifted)
-    bits ^= shifted

@@ -167,6 +167,17 @@ def test_draws_are_the_smallest_exponentials_over_probabilities(
             assert noise.children(law, seed, count) == best_first[:count]
 
 
+def test_a_vocabulary_may_cross_a_carry_of_its_hash() -> None:
+    """The short cut for whole vocabularies holds while id and key do not carry into bit 27."""
+    noise, size = SharedNoise(0), 5000
+    law = big_law(size, 0, whole=True)
+    carries = [p for p in range(50_000) if noise._position_key(p) % 2**27 > 2**27 - size]
+    assert carries
+    for position in carries:
+        scores = -np.log1p(-noise.uniforms(law.ids, position)) / law.probs
+        assert noise.children(law, position, 3) == law.ids[np.argsort(scores)[:3]].tolist()
+
+
 def test_picks_from_a_long_law_have_that_law() -> None:
     law = big_law(3000, 0)
     noise = SharedNoise(8)
