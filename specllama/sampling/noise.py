@@ -291,7 +291,8 @@ def _hashes_from_0(count: int, key: int) -> NDArray[np.uint64]:
     hashes = np.add.outer(rows * _FIRST, row * _FIRST)
     for start in range(0, n_rows, _CHUNK // _ROW):
         _second_half(hashes[start : start + _CHUNK // _ROW])
-    return hashes.ravel()[before : before + count]
+    found: NDArray[np.uint64] = hashes.ravel()[before : before + count]
+    return found
 
 
 def _second_half(bits: NDArray[np.uint64]) -> None:
