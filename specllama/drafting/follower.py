@@ -46,7 +46,7 @@ class Follower:
 
     def begin(self, key: int, ids: Sequence[int]) -> None:
         """Before a new generation: hold what any sequence has of its prompt."""
-        if len(ids) < self.backend.n_ctx:
+        if len(ids) < self.backend.n_ctx_seq:
             self.cache.share_prefix(key, ids[:-1])
             self._agreed[key] = self.cache.length(key)
 
@@ -58,7 +58,7 @@ class Follower:
 
     def _hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
         """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
-        if len(ids) >= self.backend.n_ctx:
+        if len(ids) >= self.backend.n_ctx_seq:
             return False
         if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
             self.cache.truncate(key, len(ids) - 1)
@@ -79,7 +79,7 @@ class Follower:
         n_new = self._lacking(beside)
         keep = [want.key for want in (*wants, *beside)]
         for want in wants:
-            room = self.backend.n_ctx - len(want.ids)
+            room = self.backend.n_ctx_seq - len(want.ids)
             if room < want.limit or not self._hold_prefix(want.key, want.ids):
                 continue
             if len(want.ids) - self.cache.length(want.key) > most_pending:

@@ -94,8 +94,8 @@ class ModelDrafter(FollowingDrafter):
         ]
         for chain in live:
             chain.draw_refused()
-        n_looks = 0
-        while live := [chain for chain in live if chain.goes_ahead(count)]:
+        n_looks, most = 0, self._follower.backend.n_ctx_seq
+        while live := [chain for chain in live if chain.goes_ahead(count, most)]:
             if not self._follower.has_room(len(live)):
                 break
             rows = self._decode(live)
@@ -205,9 +205,10 @@ class _Chain:
         used = [look.token for look in self.drawn[: self.n_used]]
         return len(self.want.ids) == self._start and used == list(tokens)
 
-    def goes_ahead(self, count: int) -> bool:
-        """Whether to draft on behind the proposal."""
-        return self.is_read and len(self.drawn) < self.n_used + count
+    def goes_ahead(self, count: int, most: int) -> bool:
+        """Whether to draft on behind the proposal, up to `most` tokens of a sequence."""
+        ends = min(self.n_used + count, most - self._start)
+        return self.is_read and len(self.drawn) < ends
 
     def behind(self, ids: Sequence[int]) -> list[_Look]:
         """What was drawn behind the proposal and the token after it, if the ids went that way."""

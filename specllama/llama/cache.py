@@ -56,6 +56,9 @@ class Backend(Protocol):
             meanwhile: done while the device works, where it works on its own (`answers_later`).
         """
 
+    def reaches(self, seq: int, length: int) -> bool:
+        """Whether all is there that a token behind the first `length` of a sequence looks at."""
+
     def truncate(self, seq: int, length: int) -> bool:
         """Drop the cells at positions >= length; False where the memory cannot."""
 
@@ -191,9 +194,9 @@ class TokenCache:
         Where cells cannot be dropped at will, only the sequence's own are kept.
         """
         if self.backend.rollback == "free":
-            source = max(self._tokens, key=lambda other: self._common(other, ids), default=seq)
-            common = self._common(source, ids)
-            if common > self._common(seq, ids):
+            source = max(self._tokens, key=lambda other: self._usable(other, ids), default=seq)
+            common = self._usable(source, ids)
+            if common > self._usable(seq, ids):
                 self.forget(seq)
                 self.backend.fork(source, seq)
                 self.backend.truncate(seq, common)
@@ -202,6 +205,11 @@ class TokenCache:
                 self._sharers.update(self._cells[seq])
         self._used[seq] = self._next_cell
         return self.keep_prefix(seq, ids)
+
+    def _usable(self, seq: int, ids: Sequence[int]) -> int:
+        """Length of the common prefix where the sequence can go on from there, else 0."""
+        common = self._common(seq, ids)
+        return common if common and self.backend.reaches(seq, common) else 0
 
     def make_room(self, n_tokens: int, keep: Collection[int]) -> bool:
         """Forget sequences, least recently used first, until so many more tokens fit.

@@ -95,6 +95,9 @@ class Context:
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
         self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle))
+        if model.n_places is not None:
+            self.n_ctx_seq = min(self.n_ctx_seq, model.n_places)
+        self._window = model.window
         self.n_batch = int(self._lib.llama_n_batch(self._handle))
         self.n_seq = n_seq
         self.n_outputs = int(params.n_outputs_max)
@@ -206,9 +209,22 @@ class Context:
         """CPU threads for one token and for more, from the next decode on."""
         self._lib.llama_set_n_threads(self._handle, single, batched)
 
+    def reaches(self, seq: int, length: int) -> bool:
+        """Whether the cache has all that a token behind the first `length` of `seq` looks back at.
+
+        Cells that left a sliding window are taken by other sequences, and a saved state lacks them;
+        llama.cpp drops what is behind the window's end all the same, and says that it could.
+        """
+        if not self._window:
+            return True
+        first = self._lib.llama_memory_seq_pos_min(self._memory, seq)
+        return int(first) <= max(0, length + 1 - self._window)
+
     def truncate(self, seq: int, length: int) -> bool:
         """Drop the cells of `seq` at positions >= length; False where the memory cannot."""
-        return bool(self._lib.llama_memory_seq_rm(self._memory, seq, length, -1))
+        return self.reaches(seq, length) and bool(
+            self._lib.llama_memory_seq_rm(self._memory, seq, length, -1)
+        )
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` share all cells of `source` (copied where sequences are apart)."""

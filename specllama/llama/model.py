@@ -14,6 +14,7 @@ Progress = Callable[[float], None]
 
 _MEMORY_WORDS = ("out of memory", "failed to allocate", "unable to allocate", "bad_alloc")
 _SPLIT_NONE = 0
+_NO_ROPE = -1
 
 
 class Model:
@@ -134,6 +135,23 @@ class Model:
     def n_ctx_train(self) -> int:
         """Context length the model was trained for, in tokens."""
         return int(self._lib.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def n_places(self) -> int | None:
+        """How many places a token may have where each has learned weights (GPT-2), else None.
+
+        llama.cpp aborts the process behind the last one. Without rope they may also be unlimited
+        (ALiBi), which cannot be told here.
+        """
+        recurrent = self._lib.llama_model_is_recurrent(self.handle)
+        if recurrent or self._lib.llama_model_rope_type(self.handle) != _NO_ROPE:
+            return None
+        return self.n_ctx_train or None
+
+    @property
+    def window(self) -> int:
+        """Tokens that layers with a sliding window look back, their own included; 0 without."""
+        return int(self._lib.llama_model_n_swa(self.handle))
 
     @property
     def size_bytes(self) -> int:

@@ -22,7 +22,6 @@ Decode = Callable[
 
 _FILLER = 0
 _STEP = padded(1)  # attention runs over a multiple of so many cells
-_NO_ROPE = -1
 
 
 class ConstantWidth(Context):
@@ -47,10 +46,9 @@ class ConstantWidth(Context):
         each, spare = padded(-(-n_ctx // n_seq)), padded(width)
         super().__init__(model, n_ctx=n_seq * (each + spare), n_seq=n_seq, apart=True, **settings)
         self.n_ctx -= n_seq * spare
-        self.n_ctx_seq -= spare
-        if self._lib.llama_model_rope_type(model.handle) == _NO_ROPE:
-            # places may be rows of a table, and fillers have places behind the last token
-            self.n_ctx_seq = min(self.n_ctx_seq, model.n_ctx_train - width + 1)
+        self.n_ctx_seq = min(self.n_ctx_seq, each)
+        if model.n_places is not None:  # fillers have places behind the last token
+            self.n_ctx_seq = min(self.n_ctx_seq, model.n_places - width + 1)
         self.width = width if self.rollback == "free" else 0
 
     def decode(

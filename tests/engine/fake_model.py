@@ -136,6 +136,9 @@ class FakeModel:
             raise fault.error("broken off")
         return list(self._buffer[:n_rows])
 
+    def reaches(self, seq: int, length: int) -> bool:
+        return True
+
     def truncate(self, seq: int, length: int) -> bool:
         if self.rollback == "checkpoint" and 0 < length < self.length(seq):
             return False

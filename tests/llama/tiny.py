@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,15 @@ def _byte_letters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
-def _writer(path: Path, architecture: str) -> Any:
+def _writer(path: Path, architecture: str, layers: int = _LAYERS, n_ctx: int = 512) -> Any:
     import gguf
 
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
-    writer.add_context_length(512)
+    writer.add_context_length(n_ctx)
     writer.add_embedding_length(_EMBD)
-    writer.add_block_count(_LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(64)
     writer.add_head_count(4)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -82,6 +83,64 @@ def write_mamba(path: Path, noise: float = 0.0) -> Path:
         writer.add_tensor(f"{block}.ssm_a", decay)
         writer.add_tensor(f"{block}.ssm_d", np.ones(_INNER, np.float32))
         writer.add_tensor(f"{block}.ssm_out.weight", normal(_EMBD, _INNER, scale=2.0))
+    _finish(writer)
+    return path
+
+
+def _normal(seed: int) -> Callable[..., np.ndarray]:
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return random.normal(0.0, scale / np.sqrt(shape[-1]), shape).astype(np.float32)
+
+    return normal
+
+
+def write_gemma3(path: Path, window: int, n_ctx: int = 2048) -> Path:
+    """Attention with a sliding window in five of six layers."""
+    normal, ones, layers, head = _normal(5), np.ones(_EMBD, np.float32), 6, 8
+    writer = _writer(path, "gemma3", layers, n_ctx)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_sliding_window(window)
+    writer.add_tensor("token_embd.weight", normal(N_VOCAB, _EMBD, scale=0.6))
+    writer.add_tensor("output.weight", normal(N_VOCAB, _EMBD, scale=2.5))
+    writer.add_tensor("output_norm.weight", ones)
+    for block in (f"blk.{layer}" for layer in range(layers)):
+        for name in ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"):
+            writer.add_tensor(f"{block}.{name}.weight", ones)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            writer.add_tensor(f"{block}.{name}.weight", np.ones(head, np.float32))
+        for name, rows in (("attn_q", 32), ("attn_k", 16), ("attn_v", 16), ("attn_output", 32)):
+            writer.add_tensor(f"{block}.{name}.weight", normal(rows, _EMBD, scale=2.0))
+        writer.add_tensor(f"{block}.ffn_gate.weight", normal(64, _EMBD, scale=2.0))
+        writer.add_tensor(f"{block}.ffn_up.weight", normal(64, _EMBD, scale=2.0))
+        writer.add_tensor(f"{block}.ffn_down.weight", normal(_EMBD, 64, scale=2.0))
+    _finish(writer)
+    return path
+
+
+def write_gpt2(path: Path, n_ctx: int) -> Path:
+    """Learned positions, `n_ctx` of them."""
+    normal, ones = _normal(9), np.ones(_EMBD, np.float32)
+    writer = _writer(path, "gpt2", n_ctx=n_ctx)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_tensor("token_embd.weight", normal(N_VOCAB, _EMBD, scale=5.0))
+    writer.add_tensor("position_embd.weight", normal(n_ctx, _EMBD))
+    writer.add_tensor("output.weight", normal(N_VOCAB, _EMBD, scale=2.5))
+    names = ["output_norm"]
+    shapes = {"attn_qkv": (96, 32), "attn_output": (32, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    for block in (f"blk.{layer}" for layer in range(_LAYERS)):
+        names += [f"{block}.attn_norm", f"{block}.ffn_norm"]
+        for name, shape in shapes.items():
+            writer.add_tensor(f"{block}.{name}.weight", normal(*shape, scale=2.0))
+            writer.add_tensor(f"{block}.{name}.bias", np.zeros(shape[0], np.float32))
+    for name in names:
+        writer.add_tensor(f"{name}.weight", ones)
+        writer.add_tensor(f"{name}.bias", 0.0 * ones)
     _finish(writer)
     return path
 
