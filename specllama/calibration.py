@@ -69,6 +69,7 @@ class Calibration:
     """One calibration of a pair, step by step.
 
     Args:
+        forget: empties the caches.
         generate: answers a message with the pair, in real rounds.
         prompts: to answer; empty leaves acceptance out.
 
@@ -83,6 +84,7 @@ class Calibration:
         options: ModelOptions,
         scheduler: Scheduler,
         costs: KeptCosts,
+        forget: Callable[[], None],
         generate: Generate,
         prompts: Sequence[str],
     ) -> None:
@@ -91,6 +93,7 @@ class Calibration:
         self._options = options
         self._scheduler = scheduler
         self._costs = costs
+        self._forget = forget
         self._generate = generate
         self._prompts = prompts
         self._same: dict[int, Typical] = defaultdict(Typical)
@@ -136,6 +139,7 @@ class Calibration:
             OSError: the table cannot be written.
         """
         self._clear()
+        self._forget()
         table = self.table()
         if not table.same:
             return table
@@ -158,6 +162,7 @@ class Calibration:
         return lines
 
     def _clear(self) -> None:
+        """What was decoded here, which the engine knows nothing of."""
         self._target.context.drop(0)
         if self._draft is not None:
             self._draft.follower.cache.forget(0)

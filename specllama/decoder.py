@@ -189,6 +189,7 @@ class SpeculativeDecoder:
         Raises:
             ModelError, OutOfMemory: it cannot serve and `strict` is set; the old one stays.
         """
+        self._end_open_stream()
         loaded = None
         if draft is not None:
             try:
@@ -197,7 +198,6 @@ class SpeculativeDecoder:
                 if strict:
                     raise
                 self.warnings.append(f"No draft model: {error}")
-        self._end_open_stream()
         if self._draft is not None:
             self._draft.close()
         self._draft = loaded
@@ -450,6 +450,7 @@ class SpeculativeDecoder:
             self.options,
             self._engine.scheduler,
             self._costs,
+            self.forget,
             lambda text, params: self.chat([Message("user", text)], params),
             prompts,
         )

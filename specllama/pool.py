@@ -162,8 +162,8 @@ class Ticket(Iterator[StreamEvent]):
         for event in self._reply.take(events):
             self._tell(event)
 
-    def _end(self, error: Exception | None = None) -> None:
-        """Leave the engine and tell the end; with an error, `result` raises it."""
+    def _conclude(self, error: Exception | None = None) -> None:
+        """Leave the engine and tell the last events; with an error, `result` raises it."""
         self._left_queue = self._left_queue or time.perf_counter()
         self._error = error
         try:
@@ -171,6 +171,9 @@ class Ticket(Iterator[StreamEvent]):
                 self._tell(event)
         except Exception as own:
             self._error = self._error or own
+
+    def _end(self) -> None:
+        """Tell the end."""
         self._ended.set()
         try:
             self._tell(None)
@@ -200,7 +203,7 @@ class Pool:
         self._queue: deque[Ticket] = deque()
         self._running: list[Ticket] = []
         self._closing = False
-        self._totals = _Totals()
+        self._totals = _Totals(self._engine.read_s)
         self._thread = threading.Thread(target=self._work, name="specllama pool", daemon=True)
         self._thread.start()
 
@@ -330,7 +333,8 @@ class Pool:
                 self._end(self._running[0], error)
             else:
                 self._one_by_one()
-        self._totals.step_s += time.perf_counter() - started
+        with self._changed:
+            self._totals.add_time(time.perf_counter() - started, self._engine.read_s)
 
     def _one_by_one(self) -> None:
         for ticket in list(self._running):
@@ -361,9 +365,10 @@ class Pool:
         with self._changed:
             if ticket in self._running:
                 self._running.remove(ticket)
-        ticket._end(error)
+        ticket._conclude(error)
         with self._changed:
-            self._totals.count(ticket)
+            self._totals.count(ticket)  # before anybody can ask for it
+        ticket._end()
 
     def _abandon(self) -> None:
         """The thread ends; nobody is left waiting, whatever made it end."""
@@ -376,14 +381,25 @@ class Pool:
 
 
 class _Totals:
-    """What a pool has done so far."""
+    """What a pool has done so far.
 
-    def __init__(self) -> None:
-        self.step_s = 0.0
+    Args:
+        read_s: seconds that the engine had read prompts before.
+    """
+
+    def __init__(self, read_s: float) -> None:
+        self._read_before = read_s
+        self._decode_s = 0.0
         self._finished: Counter[FinishReason] = Counter()
         self._failed = self._prompt = self._cached = self._completion = 0
         self._read_s = 0.0
         self._spec = SpecStats()
+
+    def add_time(self, seconds: float, read_s: float) -> None:
+        """A step took so long, and the engine has read prompts for so long by now."""
+        reading = read_s - self._read_before - self._read_s
+        self._read_s += reading
+        self._decode_s += max(0.0, seconds - reading)
 
     def count(self, ticket: Ticket) -> None:
         """A request has ended."""
@@ -396,7 +412,6 @@ class _Totals:
         self._prompt += generation.usage.prompt_tokens
         self._cached += generation.usage.cached_tokens
         self._completion += generation.usage.completion_tokens
-        self._read_s += ticket._reply.read_s
         self._spec.add(generation.spec)
 
     def stats(self, engine: Engine, slots: int, processing: int, deferred: int) -> PoolStats:
@@ -415,6 +430,6 @@ class _Totals:
             cached_tokens=self._cached,
             completion_tokens=self._completion,
             prompt_s=self._read_s,
-            decode_s=max(0.0, self.step_s - self._read_s),
+            decode_s=self._decode_s,
             spec=spec,
         )

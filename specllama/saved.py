@@ -35,7 +35,7 @@ def save(
         UsageError: there is none, or the file cannot be written.
     """
     slot = engine.latest_slot
-    if slot is None:
+    if slot is None or not engine.cache.length(slot):
         raise UsageError("There is no conversation to save.", "Generate something first.")
     arrays = _held("target", engine.cache, slot)
     fields = _settings(target, options) | {"draft": ""}
@@ -66,7 +66,7 @@ def restore(
     found = read_arrays(path, CONVERSATION)
     _check(path, found.fields, _settings(target, options))
     ids = found.arrays["target ids"].tolist()
-    if len(ids) >= engine.n_ctx:
+    if len(ids) > engine.n_ctx:
         raise UsageError(
             f"The conversation in {path} has {len(ids)} tokens; the context takes {engine.n_ctx}.",
             "Give a larger context (-c).",
@@ -75,6 +75,7 @@ def restore(
     _load(found, "target", engine.cache, slot)
     if draft is not None and found.fields["draft"] == _identity(draft, options):
         _load(found, "draft", draft.follower.cache, slot)
+    engine.touch(slot)
     return len(ids)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specllama import SpeculativeDecoder, calibration
+from specllama import Message, SpeculativeDecoder, calibration
 from specllama.calibration import Threads
 from specllama.kept_costs import place_of, tables
 from specllama.options import GenerationParams, ModelOptions
@@ -111,6 +111,20 @@ def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:
         assert table.exact_batch is not None
         assert "model, greedy" in table.acceptance
         assert decoder.generate("Once upon a time", GREEDY).tokens == expected
+        held = decoder.engine.cache.length(0)
+        assert held == decoder.engine.backend.length(0) > 0
+
+
+def test_what_was_said_while_calibrating_is_gone(small: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        calibration = decoder.calibration(["Say hello."])
+        for _ in calibration.run():
+            pass
+        calibration.finish()
+        assert decoder.engine.cache.length(0) == decoder.engine.backend.length(0) == 0
+        greeting = [Message("user", "Say hello.")]
+        said = decoder.chat(greeting, GREEDY)
+        assert said.usage.cached_tokens == 0
 
 
 class Device:

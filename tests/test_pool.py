@@ -340,6 +340,34 @@ class TestStats:
         assert 0 < stats.used_cells < 40
         assert stats.decode_s > 0
 
+    def test_who_is_told_of_an_end_finds_it_counted(self) -> None:
+        decoder, seen = FakeDecoder(2), []
+
+        def tell(event: StreamEvent | None) -> None:
+            if event is None:
+                seen.append(dict(pool.stats().finished))
+
+        with pool_of(decoder) as pool:
+            pool.submit("abc", on_event=tell).finish()
+        assert seen == [{"length": 1}]
+
+    def test_times_only_grow(self) -> None:
+        """Reading counts when it is done, not when its request ends."""
+        decoder, seen = FakeDecoder(1, n_batch=16), []
+
+        def look(_: float) -> None:
+            time.sleep(0.001)
+            seen.append((pool.stats().prompt_s, pool.stats().decode_s))
+
+        with pool_of(decoder) as pool:
+            decoder.target.on_decode = look
+            pool.submit("abcdefgh" * 20, said(10)).finish()
+            pool.submit("lm", said(3)).finish()
+        for times in zip(*seen, strict=True):
+            assert list(times) == sorted(times)
+            assert times[-1] > 0
+        assert seen[12][0] > seen[9][0] >= 0.009, "the prompt's ten decodes are told before its end"
+
 
 def test_many_threads() -> None:
     """Submitting, iterating and cancelling from everywhere; nothing lost, nothing mixed."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specllama import (
+    EngineError,
     GenerationParams,
     ModelError,
     ModelOptions,
@@ -99,6 +100,35 @@ def test_nowhere_to_write(first: SpeculativeDecoder, file: Path, tmp_path: Path)
         first.save(tmp_path / "missing" / "x")
 
 
+def test_a_full_context(target_file: Path, tmp_path: Path) -> None:
+    """A reply that ended there comes back; there is room for one token behind it."""
+    options = ModelOptions(threads=1, n_ctx=256)
+    with SpeculativeDecoder(target_file, options=options) as decoder:
+        prompt = [1, *range(100, 340)]
+        reply = decoder.generate(prompt, said(None, drafter="none"))
+        assert reply.finish_reason == "context"
+        decoder.save(tmp_path / "full")
+        decoder.forget()
+        assert decoder.restore(tmp_path / "full") == 256
+
+
+def test_a_file_that_did_not_come_back_takes_no_place(
+    target_file: Path, file: Path, tmp_path: Path
+) -> None:
+    """Saving then does not write an empty conversation over another one."""
+    broken = tmp_path / "broken"
+    found = read_arrays(file, CONVERSATION)
+    arrays = {**found.arrays, "target state": found.arrays["target state"][:100]}
+    write_arrays(broken, CONVERSATION, found.fields, arrays)
+    with SpeculativeDecoder(target_file, options=ModelOptions(threads=1, n_ctx=256)) as decoder:
+        decoder.generate(STORY, said(drafter="none"))
+        with pytest.raises(EngineError):
+            decoder.restore(broken)
+        with pytest.raises(UsageError, match="no conversation"):
+            decoder.save(file)
+    assert read_arrays(file, CONVERSATION).arrays.keys() == found.arrays.keys()
+
+
 def changed(file: Path, to: Path, **fields: str) -> Path:
     found = read_arrays(file, CONVERSATION)
     write_arrays(to, CONVERSATION, {**found.fields, **fields}, found.arrays)
@@ -129,6 +159,13 @@ class TestForeignFiles:
             first.restore(tmp_path / "none")
         with pytest.raises(ModelError, match="is not a saved conversation"):
             first.restore(target_file)
+
+    def test_a_part_is_missing(self, first: SpeculativeDecoder, file: Path, tmp_path: Path) -> None:
+        found = read_arrays(file, CONVERSATION)
+        arrays = {name: part for name, part in found.arrays.items() if name != "target ids"}
+        write_arrays(tmp_path / "part", CONVERSATION, found.fields, arrays)
+        with pytest.raises(ModelError, match="lacks its target ids"):
+            first.restore(tmp_path / "part")
 
     @pytest.mark.parametrize("what", ["target", "llama.cpp", "key cache", "flash attention"])
     def test_of_something_else(

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,17 @@ class Arrays:
     fields: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
     n_bytes: int
+
+
+class _Parts(dict[str, Any]):
+    """Parts of a file by their names; to lack one is an error of the file."""
+
+    def __init__(self, path: Path, kind: Kind, parts: Mapping[str, Any] = MappingProxyType({})):
+        super().__init__(parts)
+        self._path, self._kind = path, kind
+
+    def __missing__(self, name: str) -> Any:
+        raise _unusable(self._path, self._kind, f"lacks its {name}")
 
 
 def write_arrays(
@@ -99,7 +111,7 @@ def read_arrays(path: Path, kind: Kind) -> Arrays:
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
     header, start = _header(path, kind, data)
-    arrays = {}
+    arrays = _Parts(path, kind)
     for entry in header["arrays"]:
         start += -start % _ALIGNMENT
         array = _array(path, kind, data, start, entry)
@@ -107,7 +119,7 @@ def read_arrays(path: Path, kind: Kind) -> Arrays:
         start += array.nbytes
     if start != len(data):
         raise _unusable(path, kind, "is longer than it says")
-    return Arrays(header["fields"], arrays, len(data))
+    return Arrays(_Parts(path, kind, header["fields"]), arrays, len(data))
 
 
 def _header(path: Path, kind: Kind, data: mmap.mmap) -> tuple[dict[str, Any], int]:

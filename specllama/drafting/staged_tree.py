@@ -51,12 +51,12 @@ class StagedTreeDrafter(GuessedDrafter):
             raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
         backend = self._follower.backend
         able = self._follower.able([want], backend.n_batch // 2)
-        room = want.nodes + _GUESSES
-        if not able or not self._follower.cache.make_room(room, (want.key,)):
+        guesses = next((n for n in (_GUESSES, 0) if able and self._has_room(want, n)), None)
+        if guesses is None:
             return Proposal()
         spare = list(range(self._first_branch, backend.n_seq))
         try:
-            growth = self._read_ahead(want, spare[:])
+            growth = self._read_ahead(want, spare[:], guesses)
             growth.run(growth.ahead[()].row)
         finally:
             for seq in spare:
@@ -65,12 +65,18 @@ class StagedTreeDrafter(GuessedDrafter):
         _count(self.stages.setdefault(want.key, SpecStats()), growth)
         return growth.proposal(self.name)
 
-    def _read_ahead(self, want: Want, spare: list[int]) -> AheadGrowth:
+    def _has_room(self, want: Want, guesses: int) -> bool:
+        """Whether the tree fits behind what is pending, beside so many guesses."""
+        cache = self._follower.cache
+        pending = len(want.ids) - cache.length(want.key)
+        return cache.make_room(pending + guesses + want.nodes, (want.key,))
+
+    def _read_ahead(self, want: Want, spare: list[int], guesses: int) -> AheadGrowth:
         """Decode what is pending and the guesses, each path of them in a sequence of its own."""
         cache, backend = self._follower.cache, self._follower.backend
         held = cache.length(want.key)
         pending = want.ids[held:]
-        guess = self._guess(want, len(spare) // 2)
+        guess = self._guess(want, len(spare) // 2, guesses)
         leaves = [node for node in range(len(guess)) if node not in guess.parents]
         homes = [want.key, *(spare.pop() for _ in leaves[1:])]
         nodes: list[list[int]] = [[] for _ in guess.tokens]
@@ -93,14 +99,14 @@ class StagedTreeDrafter(GuessedDrafter):
         ahead: dict[Path, _Read] = {(): _Read(rows[0].copy(), want.key)}
         for node, ids in enumerate(nodes):
             ahead[tuple(guess.path(node))] = _Read(rows[1 + node].copy(), ids[0])
-        branches = min(want.branches, len(spare))
+        branches = min(want.branches, len(spare) - 1)  # the first leaf is in a fork as well
         return AheadGrowth(self._follower, want, spare, branches, guess, ahead)
 
-    def _guess(self, want: Want, branches: int) -> Proposal:
+    def _guess(self, want: Want, branches: int, guesses: int) -> Proposal:
         """A guessed tree; none where the draft's memory cannot give parts of it up."""
         backend = self._follower.backend
         pending = len(want.ids) - self._follower.cache.length(want.key)
-        most = min(_GUESSES, backend.n_batch - pending, backend.n_outputs - 1)
+        most = min(guesses, backend.n_batch - pending, backend.n_outputs - 1)
         limit = min(want.limit, want.shape.depth) - 1
         if backend.rollback != "free" or min(most, limit) < 1:
             return Proposal()

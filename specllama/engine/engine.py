@@ -51,6 +51,9 @@ class Engine:
         n_ctx: the most tokens of one sequence; None takes all cells of the backend.
         max_batch: the most tokens of a decode (exact mode caps it); a round may take several.
         linear: keep caches as plain decoding would have laid them (see `round.verify`).
+
+    Attributes:
+        read_s: seconds spent on reading prompts so far.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Engine:
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}
         self._ended = dict.fromkeys(self._history, 0)
         self._n_ended = 0
+        self.read_s = 0.0
         self._live: dict[int, Sequence] = {}  # the eldest first
         self._events: list[Event] = []
 
@@ -210,27 +214,34 @@ class Engine:
         slot = min(free, key=lambda slot: self._ended[slot])
         self._rewind_drafters(slot, _common(self._history[slot], ids))
         self._history[slot] = list(ids)
+        return slot
+
+    def touch(self, slot: int) -> None:
+        """This slot is the one that was worked on last."""
         self._n_ended += 1
         self._ended[slot] = self._n_ended
-        return slot
 
     def step(self, only: Collection[Sequence] | None = None) -> list[Event]:
         """One round for all live sequences (or some); the events of each in order.
 
-        An exception (also Ctrl-C) leaves the caches and ids of those that were not through as they
-        were before the round; the events of those that were come with the next round's.
+        An exception (also Ctrl-C) leaves the caches, ids and chances of those that were not through
+        as they were before the round; the events of those that were come with the next round's.
         """
         lives = [
             live
             for live in self._live.values()
             if live.finish is None and (only is None or live in only)
         ]
+        before = [(live, live.n_emitted, live.chance.place) for live in lives]
         try:
             ready = self._with_room(self._read(lives))
             if ready:
                 self._round(ready)
         except BaseException:
             self._repair(lives)
+            for live, n_emitted, place in before:
+                if live.n_emitted == n_emitted:
+                    live.chance.go_back(place)
             raise
         self._end_finished()
         events, self._events = self._events, []
@@ -265,7 +276,8 @@ class Engine:
         """
         before = self.cache.length(live.key)
         held = self.cache.share_prefix(live.key, live.ids[:-1])
-        live.n_cached = min(live.n_cached + held - before, held)
+        if not live.n_emitted:
+            live.n_cached = min(live.n_cached + held - before, held)
         if not self.cache.make_room(len(live.ids) - held, self._elders(live)):
             return 0
         end = min(len(live.ids) - 1, held + budget)
@@ -276,6 +288,7 @@ class Engine:
         seconds = time.perf_counter() - started
         if end > held:
             self.scheduler.costs.observe_reading(end - held, seconds)
+        self.read_s += seconds
         live.was_read(end, seconds)
         return end - held
 
@@ -472,8 +485,7 @@ class Engine:
                 self._leave(live)
 
     def _leave(self, live: Sequence) -> None:
-        self._n_ended += 1
-        self._ended[live.key] = self._n_ended
+        self.touch(live.key)
         del self._live[live.key]
 
     def cancel(self, live: Sequence, reason: FinishReason = "cancelled") -> None:

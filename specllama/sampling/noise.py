@@ -53,6 +53,11 @@ class SharedNoise:
         self._few: dict[int, dict[int, float]] = {}
         self._whole: dict[int, _Hashes] = {}
 
+    place = 0
+
+    def go_back(self, place: int) -> None:
+        """Nothing is used up."""
+
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""
         return self.children(law, position, 1)[0]
@@ -147,10 +152,12 @@ class RandomStream:
     The same seed repeats a run only with the same drafts, since each draft uses up numbers.
     """
 
-    __slots__ = ("_ahead", "_random", "_urn", "_urn_of")
+    __slots__ = ("_ahead", "_n_made", "_random", "_seed", "_urn", "_urn_of")
 
     def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._random = np.random.default_rng(seed)
+        self._n_made = 0
         # uniforms to come, the next one last: the generator makes many in the time of a few
         self._ahead: list[float] = []
         # of the law drawn from last, for siblings that are independent draws
@@ -159,8 +166,25 @@ class RandomStream:
 
     def _uniform(self) -> float:
         if not self._ahead:
-            self._ahead = self._random.random(_AHEAD)[::-1].tolist()
+            self._make_more()
         return self._ahead.pop()
+
+    def _make_more(self) -> None:
+        self._ahead = self._random.random(_AHEAD)[::-1].tolist()
+        self._n_made += _AHEAD
+
+    @property
+    def place(self) -> int:
+        """How many numbers were used up."""
+        return self._n_made - len(self._ahead)
+
+    def go_back(self, place: int) -> None:
+        """To where so many had been used up: those after them come again."""
+        self._random = np.random.default_rng(self._seed)
+        self._n_made = 0
+        while self._n_made <= place:
+            self._make_more()
+        del self._ahead[self._n_made - place :]
 
     def flip(self, probability: float) -> bool:
         """True with the given probability (clamped to 0..1)."""

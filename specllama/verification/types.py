@@ -137,7 +137,15 @@ Rows = Callable[[int], Distribution]
 
 
 class Chance(Protocol):
-    """Where draws come from. Rules and drafters use nothing else, so tests can enumerate it."""
+    """Where draws come from. Rules and drafters use nothing but `pick` and `children`, so that tests
+    can enumerate it."""
+
+    @property
+    def place(self) -> int:
+        """How much of it was used up."""
+
+    def go_back(self, place: int) -> None:
+        """Draw again what was drawn from that place on, since a round broke off."""
 
     def pick(self, law: Distribution, position: int) -> int:
         """Draw a token for an absolute position of the sequence."""

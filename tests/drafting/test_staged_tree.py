@@ -346,6 +346,33 @@ def test_the_engine_says_the_same(rule: str, sampling: SamplingParams, shape: Sh
     assert hits > 0
 
 
+@pytest.mark.parametrize("shape", [FixedShape((1, 5, 1)), FixedShape((3, 2)), FixedShape((6,))])
+@pytest.mark.parametrize("n_spare", [1, 3, 5])
+def test_as_wide_as_there_are_sequences(shape: Shape, n_spare: int) -> None:
+    says = language(4)
+    draft = FakeModel(near(says, 9, share=0.3), n_ctx=128, n_seq=1 + n_spare, n_batch=40)
+    target = FakeModel(says, n_seq=1 + n_spare, n_batch=40)
+    engine = Engine(target, [staged(draft, RecycleDrafter(N_VOCAB))])
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    asked = request([1, 2, 3], drafters=("staged-tree",), sampling=sampling, shape=shape)
+    assert run(engine, asked).tokens == expected(says, asked)[0]
+
+
+@pytest.mark.parametrize("n_ctx", [48, 50, 52, 56, 60, 64])
+def test_up_to_the_end_of_the_drafts_context(n_ctx: int) -> None:
+    """Guesses need cells, too; where there are none, it goes on without them."""
+    says = language(4)
+    draft = FakeModel(near(says, 9, share=0.3), n_ctx=n_ctx, n_seq=12, n_batch=40)
+    target = FakeModel(says, n_seq=8, n_batch=40)
+    engine = Engine(target, [staged(draft, RecycleDrafter(N_VOCAB))])
+    asked = request(
+        [1, 2, 3, 1, 2, 3], drafters=("staged-tree",), shape=FixedShape((2, 2, 1)), max_tokens=30
+    )
+    outcome = run(engine, asked)
+    assert outcome.tokens == expected(says, asked)[0]
+    assert outcome.live.stats.accepted > 0
+
+
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_draft_decode_that_breaks_off_leaves_everything_consistent(

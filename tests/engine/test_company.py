@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,9 +17,10 @@ from specllama.drafting.staged import StagedDrafter
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.drafting.tree import TreeDrafter
 from specllama.engine.engine import Engine
-from specllama.engine.request import EndEvent, TokenEvent
+from specllama.engine.request import EndEvent, Request, TokenEvent
 from specllama.engine.sequence import Sequence as Live
 from specllama.errors import EngineError
+from specllama.sampling.constraint import NothingAllowed
 from specllama.sampling.params import SamplingParams
 from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, language, near
 from tests.engine.harness import PLAIN, check, expected, go_ahead, request, right, watch_for
@@ -48,6 +50,22 @@ def run_all(engine: Engine, lives: list[Live], rounds: int = 500) -> None:
 
 def reply(live: Live) -> list[int]:
     return live.ids[live.n_prompt :]
+
+
+@dataclass(frozen=True)
+class Dying:
+    """A constraint that allows anything for some tokens, then nothing."""
+
+    left: int
+
+    def every(self) -> np.ndarray:
+        return np.arange(N_VOCAB if self.left else 0)
+
+    def allowed(self, ids: np.ndarray) -> np.ndarray:
+        return np.isin(ids, self.every())
+
+    def after(self, token: int) -> Dying | None:
+        return Dying(self.left - 1) if self.left else None
 
 
 class TestSharedPrefixes:
@@ -185,6 +203,19 @@ class TestAFullCache:
         assert [reply(live) for live in lives] == [expected(WORDS, one)[0] for one in asked]
         assert len(lives[0].ids) + len(lives[1].ids) > 64
 
+    def test_what_is_read_again_was_not_cached(self) -> None:
+        """One that gave way takes its reply from the other, who says the same."""
+        engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=64), n_slots=2)
+        asked = request([1, 2, 3, 4], max_tokens=45)
+        lives = [engine.add(asked) for _ in range(2)]
+        shared = 0
+        while any(live.finish is None for live in lives):
+            step(engine)
+            shared += engine.cache.n_cells < sum(engine.cache.length(slot) for slot in range(2)) - 4
+        assert shared, "nobody gave way"
+        assert [reply(live) for live in lives] == [expected(WORDS, asked)[0]] * 2
+        assert all(live.n_cached < live.n_prompt for live in lives)
+
     def test_a_limit_of_its_own_for_each(self) -> None:
         engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=64), n_slots=2, n_ctx=24)
         live = engine.add(request([1, 2, 3], max_tokens=None))
@@ -244,6 +275,28 @@ class TestEachOnItsOwn:
         for live in lives:
             assert [event.id for event in events if event.key == live.key] == reply(live)
             assert reply(live) == expected(WORDS, live.request, 256)[0]
+
+    @pytest.mark.parametrize("rule", ["match", "rejection", "coupled"])
+    def test_a_round_that_another_broke_is_drawn_again(self, rule: str) -> None:
+        """Of two in a decode the second may say nothing more, once the first has drawn."""
+
+        def texts(*asked: Request) -> list[int]:
+            draft = FakeModel(near(WORDS, 5, 0.3), n_seq=2, n_ctx=192)
+            engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=192), [following(draft)], n_slots=2)
+            lives = [engine.add(one) for one in asked]
+            broken = 0
+            while lives[0].finish is None:
+                try:
+                    engine.step()
+                except NothingAllowed:
+                    broken += 1
+                    engine.cancel(lives[1])
+            assert broken == len(asked) - 1
+            return reply(lives[0])
+
+        first = request([1, 2], rule, sampling=PLAIN, draft_max=3, max_tokens=20)
+        second = request([3, 4], rule, sampling=PLAIN, draft_max=3, constraint=Dying(3))
+        assert texts(first, second) == texts(first)
 
     def test_one_can_be_stepped_alone(self) -> None:
         engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=192), n_slots=2)

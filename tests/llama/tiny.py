@@ -132,7 +132,12 @@ def write_gpt2(path: Path, n_ctx: int) -> Path:
     writer.add_tensor("position_embd.weight", normal(n_ctx, _EMBD))
     writer.add_tensor("output.weight", normal(N_VOCAB, _EMBD, scale=2.5))
     names = ["output_norm"]
-    shapes = {"attn_qkv": (96, 32), "attn_output": (32, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    shapes = {
+        "attn_qkv": (96, 32),
+        "attn_output": (32, 32),
+        "ffn_up": (64, 32),
+        "ffn_down": (32, 64),
+    }
     for block in (f"blk.{layer}" for layer in range(_LAYERS)):
         names += [f"{block}.attn_norm", f"{block}.ffn_norm"]
         for name, shape in shapes.items():

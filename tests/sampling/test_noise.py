@@ -11,7 +11,13 @@ import pytest
 from scipy import stats
 
 from specllama.sampling.distribution import FEW, Distribution
-from specllama.sampling.noise import GreedyDrafts, GreedyPlusOne, RandomStream, SharedNoise
+from specllama.sampling.noise import (
+    GreedyDrafts,
+    GreedyPlusOne,
+    IndependentDrafts,
+    RandomStream,
+    SharedNoise,
+)
 
 SEEDS = [0, 1, 2, 41, 2**32, 2**63, 2**64 - 2, 2**64 - 1]
 LIMIT = 1e-4
@@ -240,6 +246,21 @@ def test_a_stream_picks_from_long_laws(size: int) -> None:
     expected = np.array([size, middle, size - 2 - middle, size]) / weights.sum()
     assert stats.chisquare(np.bincount(groups, minlength=4), 6000 * expected).pvalue > LIMIT
     assert len(set(tokens.tolist())) > size // 2
+
+
+@pytest.mark.parametrize("kind", [RandomStream, GreedyDrafts, IndependentDrafts, SharedNoise])
+@pytest.mark.parametrize("n_before", [0, 1, 63, 64, 65, 200])
+def test_going_back_repeats_what_came(kind: type[RandomStream], n_before: int) -> None:
+    chance = kind(9)
+
+    def draws(first: int, count: int) -> list[int]:
+        return [chance.pick(SKEWED, position) for position in range(first, first + count)]
+
+    draws(0, n_before)
+    place = chance.place
+    after = draws(n_before, 90)
+    chance.go_back(place)
+    assert draws(n_before, 90) == after
 
 
 def test_flips_have_their_probability_and_sure_ones_are_sure() -> None:

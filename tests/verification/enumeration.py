@@ -48,6 +48,13 @@ class Trace:
             rest = rest.without(drawn[-1])
         return drawn
 
+    @property
+    def place(self) -> int:
+        return self.used
+
+    def go_back(self, place: int) -> None:
+        raise AssertionError("no round breaks off here")
+
     def _choose(self, probabilities: list[float]) -> int:
         if self.used == len(self.choices):
             possible = [c for c, p in enumerate(probabilities) if p > 0.0]
