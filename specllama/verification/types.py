@@ -137,8 +137,8 @@ Rows = Callable[[int], Distribution]
 
 
 class Chance(Protocol):
-    """Where draws come from. Rules and drafters use nothing but `pick` and `children`, so that tests
-    can enumerate it."""
+    """Where draws come from. Rules and drafters use `pick` and `children` alone: tests enumerate
+    it."""
 
     @property
     def place(self) -> int:
