@@ -23,7 +23,7 @@ from specllama.beams import BeamSearcher, OnStep
 from specllama.calibration import Calibration, first_look
 from specllama.drafters import Drafters
 from specllama.engine.engine import Engine
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import ContextFull, SpecllamaError, UsageError
 from specllama.hub.resolve import locate
 from specllama.kept_costs import KeptCosts, exact_range
 from specllama.llama import library
@@ -49,6 +49,7 @@ from specllama.text.schema import to_gbnf
 from specllama.text.vocabulary import Vocabulary
 
 _EXACT_BATCH = 7
+_USUAL_LONGEST = 16
 
 
 class SpeculativeDecoder:
@@ -312,7 +313,7 @@ class SpeculativeDecoder:
                 served.
             ContextFull: the prompt does not fit.
         """
-        ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        ids = self._prompt_ids(prompt)
         return self._reply(ids, ids, params, at_start=False)
 
     def chat_reply(
@@ -323,10 +324,9 @@ class SpeculativeDecoder:
         Raises:
             UsageError, ModelError, ContextFull: as `stream_chat`.
         """
-        if not messages:
-            raise UsageError("The conversation is empty.", "Give at least one message.")
+        ids = self._conversation_ids(messages)
         asked = self.vocabulary.tokenize(messages[-1].content, special=False, add_bos=False)
-        return self._reply(self._chat_ids(messages), asked, params, at_start=True)
+        return self._reply(ids, asked, params, at_start=True)
 
     def _reply(
         self,
@@ -375,7 +375,7 @@ class SpeculativeDecoder:
                 for, or a model whose memory cannot branch.
             ContextFull: the prompt does not fit.
         """
-        ids = self._encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        ids = self._prompt_ids(prompt)
         return self._searcher().search(
             ids, params or BeamParams(), at_start=False, on_prompt=on_prompt, on_step=on_step
         )
@@ -389,10 +389,8 @@ class SpeculativeDecoder:
         on_step: OnStep | None = None,
     ) -> BeamResult:
         """The most probable replies to a conversation. See `beam_search` and `stream_chat`."""
-        if not messages:
-            raise UsageError("The conversation is empty.", "Give at least one message.")
         return self._searcher().search(
-            self._chat_ids(messages),
+            self._conversation_ids(messages),
             params or BeamParams(),
             at_start=True,
             on_prompt=on_prompt,
@@ -474,6 +472,32 @@ class SpeculativeDecoder:
     def count_chat_tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens a conversation's prompt is."""
         return len(self._chat_ids(messages))
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return self._checked(prompt)
+        self._check_length([prompt])
+        return self._encode(prompt)
+
+    def _conversation_ids(self, messages: Sequence[Message]) -> list[int]:
+        if not messages:
+            raise UsageError("The conversation is empty.", "Give at least one message.")
+        self._check_length([message.content.strip() for message in messages])
+        return self._chat_ids(messages)
+
+    def _check_length(self, texts: Sequence[str]) -> None:
+        """Refuse what cannot fit before its tokens are found, which nothing can stop.
+
+        llama.cpp takes seconds for megabytes, and minutes for many control tokens.
+        """
+        n_ctx, size = self.n_ctx, sum(map(len, texts))
+        is_long = size > _USUAL_LONGEST * n_ctx  # else it is not worth looking at all tokens
+        longest = self._target.model.vocabulary.longest if is_long else size
+        if len(texts) > n_ctx or size > longest * n_ctx:
+            raise ContextFull(
+                f"The prompt has more tokens than the context takes ({n_ctx}).",
+                "Shorten it, or give a larger context (-c).",
+            )
 
     def _encode(self, text: str) -> list[int]:
         vocabulary = self._target.model.vocabulary

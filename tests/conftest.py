@@ -1,4 +1,4 @@
-"""The built-in pair's files, for tests that load real models."""
+"""The built-in pair's files, for tests that load real models; Hypothesis without deadlines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from specllama.hub import builtin
+
+settings.register_profile("specllama", deadline=None)  # a busy machine is not a failure
+settings.load_profile("specllama")
 
 
 @pytest.fixture(scope="session", autouse=True)

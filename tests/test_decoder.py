@@ -294,6 +294,29 @@ def test_a_draft_that_cannot_serve(target_file: Path, tmp_path: Path) -> None:
         assert decoder.generate(STORY, params(3)).tokens
 
 
+class TestTooLong:
+    """What cannot fit is refused before llama.cpp looks for its tokens, which takes minutes."""
+
+    @pytest.fixture
+    def silent(self, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        vocabulary = decoder._target.model.vocabulary
+        monkeypatch.setattr(vocabulary, "tokenize", lambda *_, **__: pytest.fail("looked"))
+
+    def test_a_text(self, decoder: SpeculativeDecoder, silent: None) -> None:
+        with pytest.raises(ContextFull, match="more tokens than the context takes"):
+            decoder.generate("word " * 100_000, params(4))
+
+    def test_messages(self, decoder: SpeculativeDecoder, silent: None) -> None:
+        with pytest.raises(ContextFull, match="more tokens than the context takes"):
+            decoder.chat([Message("user", "")] * (decoder.n_ctx + 1), params(4))
+
+    def test_tokens_may_be_long(self, decoder: SpeculativeDecoder) -> None:
+        text = ("\n" + 80 * " ") * 60
+        assert len(text) > 16 * decoder.n_ctx
+        assert decoder.count_tokens(text) < decoder.n_ctx
+        assert decoder.generate(text, params(1)).tokens
+
+
 def test_a_draft_cannot_change_under_a_pool(
     target_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 llama.cpp's reader prints its complaints on stderr, and does not survive everything that it accepts:
 left recursion behind rules that may be empty, `{5,2}`, rules that refer to each other in too many
-ways or multiply too often. Servers get grammars from strangers, so all of that is found here.
+ways or multiply too often. It tries all ways in which a text can be read, and nothing stops it.
+Servers get grammars from strangers, so all of that is found here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ _DEEPEST = 200
 _MOST_ELEMENTS = 100_000
 _MOST_WAYS = 1_000_000
 _LONGEST_CHAIN = 2000
+# Side by side; 24 take a second for the tokens of a vocabulary, 32 take ten.
+_MOST_LEFT_OUT = 16
+# Parts with more characters than that are no part of another reading of the same token.
+_SHORT = 2
 
 _LEXEME = re.compile(
     r"""
@@ -81,8 +86,13 @@ def check(text: str) -> bool:
     rules = reader.read()
     if "root" not in rules:
         raise _refused("it has no rule called root")
-    _check_size(rules)
-    _check_left_recursion(rules)
+    try:
+        _check_size(rules)
+        empty = _empty_rules(rules)
+        _check_left_recursion(rules, empty)
+        _check_readings(rules, empty)
+    except RecursionError as error:
+        raise _refused("it is nested too deeply") from error
     return reader.names_tokens
 
 
@@ -218,10 +228,9 @@ def _check_size(rules: dict[str, _Expression]) -> None:
         raise _refused(f"with its repetitions it has {size:,} elements, above {_MOST_ELEMENTS:,}")
 
 
-def _check_left_recursion(rules: dict[str, _Expression]) -> None:
+def _check_left_recursion(rules: dict[str, _Expression], empty: set[str]) -> None:
     """No rule may come to itself before a character is read; nor may there be too many ways from
     rule to rule, all of which llama.cpp walks, deep down in its stack."""
-    empty = _empty_rules(rules)
     firsts = {name: _firsts(rule, empty) for name, rule in rules.items()}
     try:
         order = list(TopologicalSorter(firsts).static_order())
@@ -277,3 +286,90 @@ def _firsts(expression: _Expression, empty: set[str]) -> list[str]:
             if not _is_empty(element, empty):
                 break
     return found
+
+
+def _check_readings(rules: dict[str, _Expression], empty: set[str]) -> None:
+    """Short parts that may be left out, one after the other, share a text among them in as many
+    ways as there are subsets of them."""
+    readings = _Readings(empty)
+    for name in _bottom_up(rules):
+        readings.add(name, rules[name])
+        if readings.parts[name] > _MOST_LEFT_OUT:
+            raise _refused(
+                f"the rule {name} has more than {_MOST_LEFT_OUT} short parts that may be left out, "
+                "one after the other (a repetition of such a part counts as so many)"
+            )
+
+
+def _bottom_up(rules: dict[str, _Expression]) -> list[str]:
+    """The rules, each behind those it names, unless they name it themselves."""
+    order: list[str] = []
+    seen: set[str] = set()
+    waiting = [(name, False) for name in rules]
+    while waiting:
+        name, is_left = waiting.pop()
+        if is_left:
+            order.append(name)
+        elif name not in seen:
+            seen.add(name)
+            waiting.append((name, True))
+            waiting += [(one.name, False) for one in _elements(rules[name]) if one.name]
+    return order
+
+
+class _Readings:
+    """Of each rule: its fewest characters if it has any, and how many short parts that may be left
+    out follow each other in it at most."""
+
+    def __init__(self, empty: set[str]) -> None:
+        self._empty = empty
+        self._shortest: dict[str, int] = {}
+        self.parts: dict[str, int] = {}
+
+    def add(self, name: str, rule: _Expression) -> None:
+        """A rule; those that it names are known, or count as one short part."""
+        self._shortest[name] = self._least(rule)
+        self.parts[name] = self._most(rule)
+
+    def _least(self, expression: _Expression) -> int:
+        """Characters of the shortest text that is not empty."""
+        return min((self._least_of(option) for option in expression.options if option), default=0)
+
+    def _least_of(self, option: list[_Element]) -> int:
+        lengths = [
+            max(1, one.least) * self._inner_least(one)
+            for one in option
+            if not _is_empty(one, self._empty)
+        ]
+        return sum(lengths) if lengths else min(map(self._inner_least, option))
+
+    def _inner_least(self, element: _Element) -> int:
+        if element.group is not None:
+            return self._least(element.group)
+        return self._shortest.get(element.name, 1) if element.name else element.chars
+
+    def _most(self, expression: _Expression) -> int:
+        most = 0
+        for option in expression.options:
+            run = 0
+            for element in option:
+                inside = self._inner_most(element)
+                run = (
+                    run + self._left_out(element, inside) if _is_empty(element, self._empty) else 0
+                )
+                most = max(most, run, inside)
+        return most
+
+    def _inner_most(self, element: _Element) -> int:
+        if element.group is not None:
+            return self._most(element.group)
+        return self.parts.get(element.name, 1) if element.name else 0
+
+    def _left_out(self, element: _Element, inside: int) -> int:
+        """How many parts an element is that may be left out."""
+        if self._inner_least(element) > _SHORT:
+            return 0
+        once = _Element(element.chars, element.name, element.group)
+        if not _is_empty(once, self._empty):
+            return 1
+        return max(1, inside) * (_MOST_REPEATED if element.most is None else max(1, element.most))

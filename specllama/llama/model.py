@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -222,6 +223,11 @@ class LlamaVocabulary:
         if known is None:
             known = self._pieces[token, special] = self._read_piece(token, special)
         return known
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self._read_piece(token, True)) for token in range(self.size))
 
     def _read_piece(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(64)

@@ -34,6 +34,12 @@ GOOD = [
     'root ::= (("a"?)?)? "b"{3}{2}',
     'root ::= a b\na ::= "x"*\nb ::= (a "y")* | a',
     'root ::= "\\U0001F600" "\\u00e9" "\\"\\\\\\n"',
+    r"root ::= ([a-z]+ [ ]?){1,50}",
+    r"root ::= [0-9]{0,3} ([.] [0-9]{0,3}){0,300} [a-z]{0,2000}",
+    "root ::= " + " ".join(f'("{n:03}=" [a-z]*)?' for n in range(300)),
+    "root ::= a0\n"
+    + "\n".join(f'a{n} ::= (", x{n}" [a-z])? a{n + 1}' for n in range(900))
+    + "\na900 ::= [ ]?",
 ]
 
 
@@ -74,6 +80,12 @@ BAD = [
      "too many ways"),
     ("\n".join(f"r{i} ::= r{i + 1}" for i in range(9000)) + '\nr9000 ::= ""\nroot ::= r0',
      "too many ways"),
+    ("root ::= ([a-z]? [a-z]?){0,400}", "the rule root has more than 16 short parts"),
+    ("root ::= " + "[a-z]? " * 17, "more than 16 short parts"),
+    ("root ::= (([a-z]{0,30}){0,30}){0,30}", "more than 16 short parts"),
+    ("root ::= x{0,300}\nx ::= y{0,30}\ny ::= [a-z]", "the rule root has more than 16 short parts"),
+    ('root ::= "a" (x "b"? | "c"){0,30}\nx ::= [a-z]? "d"?', "more than 16 short parts"),
+    ('root ::= "a"' + "?" * 5000, "nested too deeply"),
 ]  # fmt: skip
 
 
