@@ -13,6 +13,12 @@ from specllama.sampling.params import SamplingParams
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+MAX_PARALLEL = 225
+"""llama.cpp counts 256 sequences at most; 31 of them are branches of trees (loading.py)."""
+MAX_THREADS = 512
+"""GGML_MAX_N_THREADS: with more, llama.cpp crashes."""
+MAX_CELLS = 2**31 - 256
+"""Of a context: llama.cpp counts in 32 bits, and rounds up to 256."""
 WHOLE_CACHE_TYPES: tuple[CacheType, ...] = ("f32", "f16", "bf16")
 """Those that llama.cpp reads without flash attention."""
 VerifyName = Literal[
@@ -51,9 +57,10 @@ class ModelOptions:
     Attributes:
         n_ctx: context length in tokens, of each conversation; 0 takes the model's own, capped at
             8192.
-        parallel: how many generations can run at once (`Pool`). The KV cache has `n_ctx` cells for
-            each, half as many (and so on) where that does not fit into memory; it is shared.
-        n_batch: the most tokens one decode takes (prompt chunks).
+        parallel: how many generations can run at once (`Pool`), at most 225. The KV cache has
+            `n_ctx` cells for each, half as many (and so on) where that does not fit into memory;
+            it is shared.
+        n_batch: the most tokens one decode takes (prompt chunks), at least 2.
         gpu_layers, draft_gpu_layers: layers to offload; -1 is all of them.
         main_gpu: the GPU, counted from 0, that holds both models; None uses all there are.
         tensor_split: share of each GPU in the target.
@@ -86,9 +93,14 @@ class ModelOptions:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("n_ctx", self.n_ctx, 0)
-        _at_least("parallel", self.parallel, 1)
-        _at_least("n_batch", self.n_batch, 1)
+        _between("n_ctx", self.n_ctx, 0, MAX_CELLS)
+        _between("parallel", self.parallel, 1, MAX_PARALLEL)
+        if self.n_ctx * self.parallel > MAX_CELLS:
+            raise UsageError(
+                f"{self.parallel} contexts of {self.n_ctx} tokens are more than llama.cpp counts.",
+                "Take a smaller context.",
+            )
+        _at_least("n_batch", self.n_batch, 2)
         _at_least("gpu_layers", self.gpu_layers, -1)
         _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
         if self.main_gpu is not None:
@@ -96,7 +108,7 @@ class ModelOptions:
         for name in ("threads", "threads_batch", "draft_threads"):
             value = getattr(self, name)
             if value is not None:
-                _at_least(name, value, 1)
+                _between(name, value, 1, MAX_THREADS)
         _one_of("flash_attn", self.flash_attn, get_args(FlashAttention))
         _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
         _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
@@ -276,6 +288,12 @@ class BeamParams:
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise UsageError(f"{name} must be at least {low}, not {value}.")
+
+
+def _between(name: str, value: int, low: int, high: int) -> None:
+    _at_least(name, value, low)
+    if value > high:
+        raise UsageError(f"{name} must be at most {high}, not {value}.")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.options import CacheType, ModelOptions, micro_batch
+from specllama.errors import UsageError
+from specllama.options import MAX_PARALLEL, CacheType, ModelOptions, micro_batch
 
 
 def test_no_flash_attention_on_a_cpu() -> None:
@@ -38,3 +39,31 @@ def test_smaller_pieces_without_flash_attention() -> None:
     assert micro_batch(512, "off") == 128
     assert micro_batch(64, "off") == 64
     assert micro_batch(512, "on") == micro_batch(512, "auto") == 512
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_batch": 1},
+        {"parallel": 226},
+        {"threads": 513},
+        {"threads_batch": 513},
+        {"draft_threads": 513},
+        {"n_ctx": 2**31},
+        {"n_ctx": 2**30, "parallel": 4},
+    ],
+)
+def test_what_llama_cpp_cannot_do_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        ModelOptions(**options)  # type: ignore[arg-type]
+
+
+def test_the_largest_that_can_be() -> None:
+    ModelOptions(n_batch=2, parallel=225, threads=512, n_ctx=8192)
+
+
+def test_branches_of_trees_fit_beside_all_generations(llama_cpp: None) -> None:
+    from specllama.llama import library
+    from specllama.loading import TREE_BRANCHES
+
+    assert library.load().llama_max_parallel_sequences() == MAX_PARALLEL + TREE_BRANCHES

@@ -9,8 +9,9 @@ import typer
 
 from specllama.cli.common import group
 from specllama.cli.output import out
-from specllama.errors import ModelError
+from specllama.errors import SpecllamaError
 from specllama.hub import aliases
+from specllama.hub.paths import expanded
 
 
 def set_alias(
@@ -66,18 +67,18 @@ def alias_path() -> None:
 
 def _portable(model: str) -> str:
     """A file's absolute path, so that the name works in every folder; other names as they are."""
-    from pathlib import Path
-
-    path = Path(model).expanduser()
+    path = expanded(model)
     return str(path.absolute()) if path.is_file() else model
 
 
 def _warn_if_missing(model: str) -> None:
-    from specllama.hub.resolve import locate
+    from specllama.hub.resolve import OFF, locate
 
+    if model == OFF:
+        return
     try:
         locate(model)
-    except ModelError as error:
+    except SpecllamaError as error:
         out.warn(str(error))
 
 

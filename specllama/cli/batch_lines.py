@@ -1,17 +1,15 @@
-"""The lines of `specllama generate --batch`: requests in, answers out, one JSON object each."""
+"""The lines of `specllama generate --batch`: requests, one JSON object each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from specllama.cli.model_flags import read_text
-from specllama.cli.output import out
+from specllama.cli.model_flags import checked_text, read_text
 from specllama.errors import UsageError
 from specllama.options import GenerationParams
 
@@ -41,8 +39,6 @@ _KINDS = {float: "a number", int: "a whole number", str: "a text", list: "a list
           dict: "an object"}  # fmt: skip
 Role = Literal["system", "user", "assistant"]
 
-Answer = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -62,11 +58,6 @@ class Line:
     request: Mapping[str, Any]
     named: bool = False
     error: str = ""
-
-    @property
-    def key(self) -> tuple[str | int, str]:
-        """What an answer is found by in a later run."""
-        return self.id, self.digest
 
 
 def read_lines(file: Path) -> list[Line]:
@@ -93,14 +84,26 @@ def _line(number: int, text: str) -> Line:
         request = json.loads(text)
     except ValueError as error:
         return Line(number, number, digest, {}, error=f"This is not JSON: {error}.")
+    except RecursionError:
+        return Line(number, number, digest, {}, error="This is nested too deeply.")
     if not isinstance(request, dict):
         return Line(number, number, digest, {}, error="This is not a JSON object.")
     own = request.pop("id", None)
-    if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
-        return Line(number, number, digest, {}, error="id must be a text or a whole number.")
     if own is None:
         return Line(number, number, digest, request)
+    if wrong := _wrong_with_id(own):
+        return Line(number, number, digest, {}, error=wrong)
     return Line(number, own, digest, request, named=True)
+
+
+def _wrong_with_id(own: Any) -> str:
+    if isinstance(own, bool) or not isinstance(own, str | int):
+        return "id must be a text or a whole number."
+    try:
+        checked_text(str(own))
+    except UsageError as error:
+        return f"id: {error}"
+    return ""
 
 
 def prompt_of(line: Line, system: str) -> str | list[tuple[Role, str]]:
@@ -155,112 +158,14 @@ def params_of(line: Line, defaults: GenerationParams) -> GenerationParams:
 
 def _typed(name: str, value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
-        return float(value)
+        return _float(name, value)
     if type(value) is not kind:
         raise UsageError(f"{name} must be {_KINDS[kind]}.")
-    return value
+    return checked_text(value) if isinstance(value, str) else value
 
 
-class Answers:
-    """Answers in the order of their lines: on stdout as soon as all before them are there, or in
-    a file, which an interrupted run leaves with all that is done, and the next one goes on with.
-
-    Args:
-        file: where answers of an earlier run are, and new ones go; None prints.
-
-    Attributes:
-        known: how many lines were answered by an earlier run.
-    """
-
-    def __init__(self, lines: Sequence[Line], file: Path | None) -> None:
-        self._lines = lines
-        self._file = file
-        self._answers: dict[int, Answer] = {}
-        self._printed = 0
-        if file is not None:
-            self._recall(file)
-        self.known = len(self._answers)
-
-    def _recall(self, file: Path) -> None:
-        found = {_key(answer): answer for answer in _answers_in(file)} if file.exists() else {}
-        for line in self._lines:
-            if line.key in found and "error" not in found[line.key]:
-                self._answers[line.number] = found[line.key]
-        self._write(file)  # also finds out now whether it can be written
-
-    @property
-    def open(self) -> list[Line]:
-        """The lines without an answer."""
-        return [line for line in self._lines if line.number not in self._answers]
-
-    def add(self, line: Line, answer: Answer) -> None:
-        """Keep the answer to a line."""
-        self._answers[line.number] = {"id": line.id, "of": line.digest} | answer
-        if self._file is None:
-            self._print(wait=True)
-            return
-        with _writing(self._file), self._file.open("a", encoding="utf-8") as stream:
-            stream.write(_text(self._answers[line.number]))
-
-    def close(self) -> None:
-        """Put what there is into order; nothing is held back any longer."""
-        if self._file is None:
-            self._print(wait=False)
-        else:
-            self._write(self._file)
-
-    def _print(self, *, wait: bool) -> None:
-        for line in self._lines[self._printed :]:
-            answer = self._answers.get(line.number)
-            if answer is None and wait:
-                return
-            if answer is not None:
-                out.event(answer)
-            self._printed += 1
-
-    def _write(self, file: Path) -> None:
-        """All answers in order, in place of the file: there is a whole one at any time."""
-        ordered = [self._answers[n.number] for n in self._lines if n.number in self._answers]
-        part = file.with_name(f".{file.name}.part")
-        with _writing(file):
-            part.write_text("".join(map(_text, ordered)), encoding="utf-8")
-            part.replace(file)
-
-
-@contextmanager
-def _writing(file: Path) -> Iterator[None]:
+def _float(name: str, value: int) -> float:
     try:
-        yield
-    except OSError as error:
-        raise UsageError(f"Cannot write {file}: {error.strerror}.") from error
-
-
-def _text(answer: Answer) -> str:
-    return json.dumps(answer, ensure_ascii=False) + "\n"
-
-
-def _key(answer: Answer) -> tuple[Any, Any]:
-    return answer.get("id"), answer.get("of")
-
-
-def _answers_in(file: Path) -> Iterator[Answer]:
-    """The whole lines of an earlier run's file; a crash may have cut the last one.
-
-    Raises:
-        UsageError: the file holds something else, which must not be overwritten.
-    """
-    texts = read_text(file).split("\n")
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            continue
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = None
-        if isinstance(answer, dict) and {"id", "of"} <= answer.keys():
-            yield answer
-        elif number < len(texts):
-            raise UsageError(
-                f"{file} is not the output of a batch (line {number}).",
-                "Give another file with -o.",
-            )
+        return float(value)
+    except OverflowError as error:
+        raise UsageError(f"{name} is too large a number.") from error

@@ -15,6 +15,7 @@ from specllama.cli.generate_stats import count
 from specllama.cli.model_flags import read_text
 from specllama.cli.output import out
 from specllama.errors import UsageError
+from specllama.hub.paths import expanded
 
 if TYPE_CHECKING:
     from specllama.cli.chat import Chat
@@ -144,7 +145,7 @@ def _draft(chat: Chat, argument: str) -> None:
         chat.session.set_drafting(chat.drafter, chat.session.params.draft_max or chat.draft_max)
     elif argument in ("off", "none"):
         chat.session.set_drafting("none")
-    elif argument.isdigit():
+    elif argument.isdecimal():
         chat.session.set_drafting(chat.drafter if int(argument) else "none", int(argument) or None)
     elif argument:
         chat.change_draft(argument)
@@ -199,7 +200,7 @@ def _turns(chat: Chat) -> str:
 def _file(argument: str, usage: str) -> Path:
     if not argument:
         raise UsageError("Which file?", f"Write it as {usage}.")
-    return Path(argument).expanduser()
+    return expanded(argument)
 
 
 def _is_conversation(file: Path) -> bool:

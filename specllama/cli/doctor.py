@@ -78,14 +78,25 @@ def _hub() -> dict[str, Any]:
 
     from specllama.hub import cache
 
-    models = cache.models()
+    def models() -> str:
+        found = cache.models()
+        return f"{len(found)} ({size(sum(model.size for model in found))})"
+
     return {
         "endpoint": constants.ENDPOINT,
         "cache": str(cache.folder()),
-        "models": f"{len(models)} ({size(sum(model.size for model in models))})",
-        "token": "yes" if get_token() else "no",
+        "models": _or_error(models),
+        "token": _or_error(lambda: "yes" if get_token() else "no"),
         "offline": "yes" if constants.HF_HUB_OFFLINE else "no",
     }
+
+
+def _or_error(fact: Callable[[], str]) -> str:
+    """A fact; that it cannot be found out is one too."""
+    try:
+        return fact()
+    except (OSError, SpecllamaError) as error:
+        return f"unknown ({error})"
 
 
 def _built_in() -> dict[str, Any]:
@@ -95,13 +106,16 @@ def _built_in() -> dict[str, Any]:
 
 
 def _files() -> dict[str, Any]:
+    from specllama.cli.settings import unknown_variables
     from specllama.hub import aliases
     from specllama.hub.paths import PROJECT_CONFIG, user_config
 
     files = {"config": user_config(), "project": Path(PROJECT_CONFIG), "aliases": aliases.path()}
     present = {name: f"{path}{'' if path.is_file() else ' (none)'}" for name, path in files.items()}
     set_here = sorted(name for name in os.environ if name.startswith("SPECLLAMA_"))
-    return present | {"environment": ", ".join(set_here) or "nothing set"}
+    unknown = unknown_variables()
+    present["environment"] = ", ".join(set_here) or "nothing set"
+    return present | ({"unknown": ", ".join(unknown)} if unknown else {})
 
 
 def _costs(target: str | None, draft: str | None) -> tuple[CostTable | None, dict[str, str]]:

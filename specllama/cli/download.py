@@ -234,31 +234,52 @@ def _matching(listing: Listing, how: _How) -> list[str]:
 
 
 def _ask_which(found: Sequence[Variant], repo: str) -> Variant:
+    from specllama.hub.references import labels
+
     out.status(f"{repo} has no Q4_K_M. Which one?")
-    for number, variant in enumerate(found, 1):
-        out.status(f"{number:>3}  {variant.label:<12} {size(variant.size):>9}")
+    for number, (variant, label) in enumerate(zip(found, labels(found), strict=True), 1):
+        out.status(f"{number:>3}  {label:<12} {size(variant.size):>9}")
     answer = out.ask(f"1-{len(found)}: ").strip()
-    if not answer.isdigit() or not 1 <= int(answer) <= len(found):
+    if not answer.isdecimal() or not 1 <= int(answer) <= len(found):
         raise UsageError(f"{answer!r} is not one of 1-{len(found)}.")
     return found[int(answer) - 1]
 
 
 def _list(reference: Reference, how: _How) -> None:
-    """The models of a repository, nothing fetched."""
-    from specllama.hub.references import variants
-
-    downloader = how.downloader(reference.repo)
-    listing = downloader.listing()
+    """The models of a repository, nothing fetched; offline those that are here."""
+    found = _cached_variants(reference) if how.offline else _listed_variants(reference, how)
     rows: list[dict[str, Any]] = [
         {
             "quant": variant.quant,
             "bytes": variant.size,
-            "here": all(f.path for f in downloader.plan(listing, variant.files).files),
+            "here": is_here,
             "files": list(variant.files),
         }
-        for variant in variants(listing.files)
+        for variant, is_here in found
     ]
     out.result(rows, lambda: _print_list(rows))
+
+
+def _listed_variants(reference: Reference, how: _How) -> list[tuple[Variant, bool]]:
+    """The repository's models, and whether each is here."""
+    from specllama.hub.references import variants
+
+    downloader = how.downloader(reference.repo)
+    listing = downloader.listing()
+    return [
+        (variant, all(f.path for f in downloader.plan(listing, variant.files).files))
+        for variant in variants(listing.files)
+    ]
+
+
+def _cached_variants(reference: Reference) -> list[tuple[Variant, bool]]:
+    from specllama.hub import cache
+    from specllama.hub.resolve import not_cached_offline
+
+    found = [(model.variant, True) for model in cache.models() if model.repo == reference.repo]
+    if not found:
+        raise not_cached_offline(reference)
+    return found
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:

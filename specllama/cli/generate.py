@@ -67,9 +67,10 @@ def generate(
     if batch is not None:
         beside = {"PROMPT": prompt, "--file": files, "--jsonl": jsonl, "--logprobs": logprobs,
                   "--show-draft": show_draft, "--stats": stats, "--explain": explain,
-                  "--beams": beams}  # fmt: skip
+                  "--beams": beams, "--n-best": n_best, "--length-penalty": length_penalty,
+                  "--early-stopping": early_stopping}  # fmt: skip
         _nothing_beside("--batch", beside)
-        run = model_flags.resolve(flags)
+        run = _resolved(flags, raw=raw)
         return generate_batch.answer_all(run, batch, output, parallel, raw=raw)
     if output is not None or parallel is not None:
         raise UsageError("--output and --parallel need --batch.")
@@ -77,9 +78,7 @@ def generate(
     if text is None:
         out.line(context.get_help())
         raise typer.Exit(2)
-    run = model_flags.resolve(flags)
-    if raw and run.system:
-        raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
+    run = _resolved(flags, raw=raw)
     beam = generate_beams.BeamFlags(beams, n_best, length_penalty, early_stopping)
     beam.check(flags, jsonl=jsonl, logprobs=logprobs, show_draft=show_draft, explain=explain)
     if (search := beam.params(run)) is not None:
@@ -103,8 +102,17 @@ def generate(
 
 def _nothing_beside(option: str, others: dict[str, Any]) -> None:
     for name, value in others.items():
-        if value:
+        if value is not None and value is not False and value != []:  # 0 was typed
             raise UsageError(f"{name} and {option} cannot be used together.")
+
+
+def _resolved(flags: ModelFlags, *, raw: bool) -> Run:
+    """What was asked for. --raw needs no system prompt: one from a config file is left out."""
+    run = model_flags.resolve(flags)
+    typed = flags.system is not None or flags.system_file is not None
+    if raw and run.system and typed:
+        raise UsageError("--raw has no system prompt.", "Leave out --system or --raw.")
+    return replace(run, system="") if raw else run
 
 
 def _start(decoder: SpeculativeDecoder, run: Run, text: str, *, raw: bool) -> Start:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specllama.cli import model_flags
-from specllama.cli.batch_lines import Answer, Answers, Line, params_of, prompt_of, read_lines
+from specllama.cli.batch_answers import Answer, Answers
+from specllama.cli.batch_lines import Line, params_of, prompt_of, read_lines
 from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
@@ -67,8 +68,11 @@ def answer_all(
         typer.Exit: 1 where a line has no answer, 130 after Ctrl-C.
     """
     lines = read_lines(file)
+    if output is not None and output.exists() and output.samefile(file):
+        raise UsageError(f"{output} is the batch itself.", "Give another file with -o.")
     answers = Answers(lines, output)
     if not answers.open:
+        answers.close()
         out.status(f"All {len(lines)} lines are answered already.")
         return
     options = replace(run.options, parallel=parallel or DEFAULT_PARALLEL)
@@ -135,11 +139,22 @@ class Batch:
                 if self._under_way and (number := self._ended.get()) is not None:
                     self._take(*self._under_way.pop(number))
                 bar.update(task, completed=self.n_answered + self.n_failed)
+            self._take_ended()
+
+    def _take_ended(self) -> None:
+        """After Ctrl-C: what ended before it was seen is done too."""
+        while True:
+            try:
+                number = self._ended.get_nowait()
+            except Empty:
+                return
+            if number is not None:
+                self._take(*self._under_way.pop(number))
 
     def _submit(self, line: Line) -> None:
         try:
             ticket = self._ask(line, self._end_of(line))
-        except SpecllamaError as error:
+        except Exception as error:  # whatever it was, the other lines go on
             self._fail(line, error)
         else:
             self._under_way[line.number] = line, ticket

@@ -100,10 +100,20 @@ class BeamFlags:
             max_tokens=run.params.max_tokens,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             early_stopping=self.early_stopping,
-            drafter=run.params.drafter,
+            drafter=_drafter(run),
             draft_max=run.params.draft_max,
             adaptive=run.params.adaptive,
         )
+
+
+def _drafter(run: Run) -> str:
+    """The drafter asked for; one from a config file may be for sampling only, then "auto"."""
+    name = run.params.drafter
+    try:
+        BeamParams(drafter=name)
+    except UsageError:
+        return name if run.settings.entries["drafter"].source == "flag" else "auto"
+    return name
 
 
 def _option(name: str) -> str:

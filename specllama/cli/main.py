@@ -1,23 +1,17 @@
-"""The `specllama` command.
+"""The `specllama` command: where it starts, and which commands there are.
 
 Commands are loaded when they are called: `COMMANDS` names their module and their one-line help, so
 that `specllama --help` imports none of them. A command is a plain function with Typer annotations
 (or a `typer.Typer` for a group); cli/common.py adds the options that every command has.
+
+Nothing is imported here before `main` runs: a Ctrl-C while Typer loads must leave quietly too.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperGroup
-
-from specllama.cli.common import MARKUP, Debug, common, help_if_alone
-from specllama.cli.errors import report
-from specllama.cli.output import out
 
 COMMANDS = {
     "chat": ("specllama.cli.chat:chat", "Talk with a model."),
@@ -48,76 +42,39 @@ WITHOUT_JSON = {"chat"}
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        _open_streams()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before `run` could take it
+        code = 130
+    sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Stand-ins for streams that the caller has closed (`<&-`, `>&-`).
+
+    In this order each takes its own number, which a model file would get otherwise.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def run(args: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Errors are printed, never raised."""
+    from specllama.cli.app import app
+    from specllama.cli.errors import report
+    from specllama.cli.output import out
+
     flags = list(args)[: args.index("--")] if "--" in args else args
     out.configure(json="--json" in flags or "--jsonl" in flags, no_color="--no-color" in flags)
     try:
         code = app(args=list(args), prog_name="specllama", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        return report(error, debug="--debug" in flags)
+        code = report(error, debug="--debug" in flags)
+        out.finish()
     return code if isinstance(code, int) else 0
-
-
-class LazyGroup(TyperGroup):
-    """Replaces a command's stub by the command when it is called or completed."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Load `args[0]` if it is one of ours, then do as Typer does."""
-        name = HIDDEN.get(args[0], args[0])
-        if name in COMMANDS:
-            self.commands[args[0]] = _load(name)
-        return super().resolve_command(ctx, args)
-
-
-def _load(name: str) -> Any:
-    module, attribute = COMMANDS[name][0].split(":")
-    command = getattr(importlib.import_module(module), attribute)
-    if isinstance(command, typer.Typer):
-        return typer.main.get_command(command)
-    group = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
-    group.command(name)(common(command, json=name not in WITHOUT_JSON))
-    return typer.main.get_command(group)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        out.line(f"specllama {version('specllama')}")
-        raise typer.Exit
-
-
-app = typer.Typer(
-    cls=LazyGroup,
-    rich_markup_mode=MARKUP,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`specllama COMMAND --help` explains a command.",
-)
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version.")
-    ] = False,
-    debug: Debug = False,
-) -> None:
-    """Faster answers from local GGUF models: a draft guesses, the target model decides."""
-    help_if_alone(context)
-
-
-def _stub() -> None:
-    """Stands for a command until it is called."""
-
-
-for _name, (_, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_stub)
 
 
 if __name__ == "__main__":

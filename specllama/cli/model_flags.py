@@ -355,9 +355,7 @@ def typed(name: str, text: str) -> Any:
             return [text]
         case "numbers":
             return [_number(part) for part in text.split(",")]
-        case "layers":
-            return "all" if text in ("all", "auto") else _number(text)
-        case "whole number" | "number":
+        case "whole number" | "number" | "layers":
             return _number(text)
         case "true or false":
             return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)

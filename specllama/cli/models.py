@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specllama.cli.output import out, size
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 
 if TYPE_CHECKING:
     from specllama.hub.cache import CachedModel
@@ -128,12 +128,11 @@ def _known_pairs() -> list[dict[str, Any]]:
 
 
 def _is_here(name: str) -> bool:
-    from specllama.errors import ModelError
     from specllama.hub.resolve import locate
 
     try:
         locate(name)
-    except ModelError:
+    except SpecllamaError:
         return False
     return True
 
@@ -159,21 +158,21 @@ def _print_pairs(rows: list[dict[str, Any]]) -> None:
 def _removable(name: str) -> list[CachedModel]:
     """The cached models that `name` means; a repository without a quantisation means all of it."""
     from specllama.hub import builtin, cache
-    from specllama.hub.references import parse
+    from specllama.hub.references import choose, parse
 
     if name in (builtin.TARGET, builtin.DRAFT):
         raise UsageError(f"{name} came with a package; pip uninstall removes it.")
     reference = parse(name)
-    found = [
-        model
-        for model in cache.models()
-        if reference is not None
-        and model.repo == reference.repo
-        and (reference.select is None or model.name.lower() == name.lower())
-    ]
-    if not found:
+    found = [m for m in cache.models() if reference is not None and m.repo == reference.repo]
+    if reference is None or not found:
         raise UsageError(f"{name} is not in the cache.", "`specllama list` shows what is.")
-    return found
+    if reference.select is None:
+        return found
+    wanted = reference.select.lower()
+    if named := [model for model in found if model.select.lower() == wanted]:
+        return named
+    chosen = choose([model.variant for model in found], reference)
+    return [model for model in found if model.variant == chosen]
 
 
 def _facts(header: Header) -> dict[str, Any]:

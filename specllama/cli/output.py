@@ -7,11 +7,12 @@ and *quiet* (data only; a table becomes its first column). Commands use the shar
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from specllama.errors import UsageError
@@ -72,11 +73,11 @@ class Output:
 
     def json(self, data: Any) -> None:
         """One JSON document on stdout, whatever the mode."""
-        _put(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(as_json(data, sys.stdout.encoding, indent=2) + "\n")
 
     def event(self, data: Any) -> None:
         """One JSON object on a line of its own (--jsonl), shown at once, whatever the mode."""
-        _put(sys.stdout, json.dumps(data, ensure_ascii=False) + "\n")
+        sys.stdout.write(as_json(data, sys.stdout.encoding) + "\n")
         sys.stdout.flush()
 
     def result(self, data: Any, human: Callable[[], None]) -> None:
@@ -124,12 +125,21 @@ class Output:
         self._say(f"Warning: {text}", "yellow")
 
     def error(self, message: str, hint: str = "", code: int = 1) -> None:
-        """A failure: stderr, and in json mode also `{"error": …}` on stdout."""
+        """A failure: stderr, and in json mode also `{"error": …}` on stdout, on one line."""
         self._say(f"Error: {message}", "red")
         if hint:
             self._say(hint)
         if self.mode == "json":
-            self.json({"error": {"message": f"{message} {hint}".rstrip(), "code": code}})
+            with suppress(OSError):  # stdout may be what failed
+                self.event({"error": {"message": f"{message} {hint}".rstrip(), "code": code}})
+
+    def finish(self) -> None:
+        """Drop what stdout does not take at the end; Python's own last try would print more."""
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with suppress(OSError):  # not a file at all
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     @contextmanager
     def spinner(self, text: str) -> Iterator[None]:
@@ -217,6 +227,23 @@ class Output:
 
 out = Output()
 """The sink every command prints to; `configure` is called once per run."""
+
+
+def as_json(data: Any, encoding: str | None = None, *, indent: int | None = None) -> str:
+    """`data` as JSON; with escapes where a stream of that encoding could not hold it as UTF-8."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    if codecs.lookup(encoding or "utf-8").name == "utf-8" and _is_utf8(text):
+        return text
+    return json.dumps(data, indent=indent)
+
+
+def _is_utf8(text: str) -> bool:
+    """Not so with half a surrogate pair, as in file names that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def printable(text: str) -> str:

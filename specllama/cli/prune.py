@@ -42,7 +42,7 @@ def prune(
     Layers are numbered from 0. Nothing is trained: this is for large targets and experiments.
     """
     from specllama.hub.resolve import resolve
-    from specllama.llama.quantize import layer_count, pruned_bytes
+    from specllama.llama.quantize import file_bytes, layer_count
     from specllama.llama.quantize import prune as write
 
     header = resolve(model, "target").header
@@ -51,11 +51,11 @@ def prune(
     file_type = _file_type(quant)
     _check_output(output, header, force=force)
     kept = n_layers - len(dropped)
-    expected = pruned_bytes(header, dropped) if file_type is None else None
-    about = f", {size(expected)}" if expected else ""
-    out.status(f"Keeping {kept} of {n_layers} layers of {header.name}{about}.")
+    expected = file_bytes(header, dropped, file_type)
+    about = f"{'about' if file_type is None else 'at least'} {size(expected)}"
+    out.status(f"Keeping {kept} of {n_layers} layers of {header.name}, {about}.")
     with out.progress() as bar:
-        task = bar.add_task(output.name, total=expected)
+        task = bar.add_task(output.name, total=expected if file_type is None else None)
         write(
             header,
             output,

@@ -21,9 +21,10 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, Output
 
+from specllama.cli.model_flags import decode_text
 from specllama.cli.output import out
 from specllama.cli.repl_completion import ChatCompleter
-from specllama.cli.repl_history import open_history
+from specllama.cli.repl_history import ChatHistory, open_history
 from specllama.cli.repl_lines import Entry, entry, is_open
 from specllama.errors import UsageError
 
@@ -45,13 +46,14 @@ class Terminal:
     ) -> None:
         self._clock = clock
         self._ctrl_c_at = float("-inf")
+        self._history = history or open_history()
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,
             prompt_continuation=CONTINUATION,
             placeholder=_placeholder,
             key_bindings=_keys(),
-            history=history or open_history(),
+            history=self._history,
             completer=ChatCompleter(),
             complete_while_typing=False,
             enable_open_in_editor=True,
@@ -65,7 +67,9 @@ class Terminal:
         """The next input, with `default` to edit; None when the person leaves."""
         while True:
             try:
-                return entry(self._session.prompt(default=default))
+                text = self._session.prompt(default=default)
+                self._warn_of_history()
+                return entry(text)
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -74,6 +78,10 @@ class Terminal:
                 self._ctrl_c_at = self._clock()
                 out.status("Ctrl-D or /exit to leave")
                 default = ""
+
+    def _warn_of_history(self) -> None:
+        if isinstance(self._history, ChatHistory) and (why := self._history.take_trouble()):
+            out.warn(why)
 
 
 def _placeholder() -> FormattedText:
@@ -119,12 +127,22 @@ def edited(text: str) -> str:
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="specllama-") as folder:
         file = Path(folder) / "message.md"
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
             subprocess.run([*shlex.split(command), str(file)], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
+            data = file.read_bytes()
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise UsageError(f"The editor {command!r} failed.", "Set EDITOR to another.") from error
-        return file.read_text(encoding="utf-8").rstrip("\n")
+        return _text_of(data).rstrip("\n")
+
+
+def _text_of(data: bytes) -> str:
+    """What an editor saved; the person sees it at the prompt, so a guess is better than none."""
+    try:
+        return decode_text(data, "The text")
+    except UsageError:
+        out.warn("The editor did not save UTF-8 text; it was read as Latin-1.")
+        return decode_text(data.decode("latin-1").encode(), "The text")
 
 
 @contextmanager

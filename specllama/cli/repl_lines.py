@@ -30,6 +30,10 @@ def entry(text: str) -> Entry:
     return Entry(block.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"), is_block=True)
 
 
+def _shown(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip()
+
+
 class Pipe:
     """Inputs from something that is no terminal: each line is one, or each block."""
 
@@ -42,10 +46,11 @@ class Pipe:
         Raises:
             UsageError: it is not UTF-8; the next one can be read.
         """
-        data = self._stream.readline()
-        while data and is_open(data.decode("utf-8", "replace")):
-            line = self._stream.readline()
-            if not line:
-                break
-            data += line
+        lines = [self._stream.readline()]
+        if is_open(_shown(lines[0])):
+            while line := self._stream.readline():
+                lines.append(line)
+                if _shown(line).endswith(QUOTES):
+                    break
+        data = b"".join(lines)
         return entry(decode_text(data, "The input").rstrip("\n")) if data else None

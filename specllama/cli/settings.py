@@ -2,7 +2,8 @@
 
 Precedence: flag > $SPECLLAMA_* > ./specllama.toml > user config > alias > default. The names are
 the long flags with underscores (`draft_max`, `ctx_size`); config files may also write hyphens.
-Defaults are those of specllama/options.py and live only there.
+Only `KEYS` are settings: other flags (`--grammar`, `--port`) are flags alone. Defaults are
+those of specllama/options.py and live only there.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from specllama.cli.output import out
 from specllama.errors import UsageError
 from specllama.hub import aliases
 from specllama.hub.paths import PROJECT_CONFIG, user_config
@@ -101,6 +104,10 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 )
 """All settings. -1 means "no limit" for max_tokens and "draw one" for seed, as in llama.cpp."""
 
+_PREFIX = "SPECLLAMA_"
+_OTHER_VARIABLES = ("SPECLLAMA_HOME", "SPECLLAMA_API_KEY", "SPECLLAMA_NO_HISTORY")
+"""Variables that are no settings: hub/paths.py, cli/serve.py and cli/repl_history.py read them."""
+
 _BY_FIELD = {key.field: name for name, key in KEYS.items() if key.owner is not None}
 
 
@@ -141,12 +148,15 @@ class Settings:
 def load(flags: Mapping[str, Any] | None = None) -> Settings:
     """Merge all sources. `flags` holds what the command line gave; None is "not given".
 
+    Variables that look like settings and are none are warned of.
+
     A flag goes by its name here or by the name of the option field it fills (`temp` is
     `temperature`).
 
     Raises:
         UsageError: an unknown key, a wrong type or a value out of range; names the source and key.
     """
+    _warn_of(tuple(unknown_variables()))
     given = {_BY_FIELD.get(name, name): v for name, v in (flags or {}).items() if v is not None}
     layers = [
         _checked(given, "flag"),
@@ -174,10 +184,33 @@ def _with_alias(entries: dict[str, Setting]) -> dict[str, Setting]:
     return entries
 
 
+def unknown_variables() -> list[str]:
+    """The SPECLLAMA_* variables that are set and that nothing reads."""
+    known = {*_OTHER_VARIABLES, *(f"{_PREFIX}{name.upper()}" for name in KEYS)}
+    return sorted(
+        name
+        for name, value in os.environ.items()
+        if name.startswith(_PREFIX) and value and name not in known
+    )
+
+
+@cache
+def _warn_of(variables: tuple[str, ...]) -> None:
+    """Say it once, however often settings are loaded."""
+    for variable in variables:
+        close = get_close_matches(variable.removeprefix(_PREFIX).lower(), KEYS, n=1)
+        hint = (
+            f"Did you mean {_PREFIX}{close[0].upper()}?"
+            if close
+            else "`specllama config show` lists all."
+        )
+        out.warn(f"{variable} is no setting. {hint}")
+
+
 def _environment() -> dict[str, Setting]:
     layer = {}
     for name, key in KEYS.items():
-        variable = f"SPECLLAMA_{name.upper()}"
+        variable = f"{_PREFIX}{name.upper()}"
         if text := os.environ.get(variable):
             source = f"env {variable}"
             layer[name] = Setting(_value(name, _parse(key.kind, text), source), source)
@@ -252,7 +285,7 @@ def _convert(kind: Kind, value: Any) -> Any:
         case "number":
             return float(value) if is_number else None
         case "layers":
-            return -1 if value == "all" else _convert("whole number", value)
+            return -1 if value in ("all", "auto") else _convert("whole number", value)
         case "texts" | "numbers":
             return _convert_all("text" if kind == "texts" else "number", value)
 

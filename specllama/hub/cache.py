@@ -8,26 +8,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specllama.hub.references import Reference, Variant, choose, fits, variants
+from specllama.errors import HubError
+from specllama.hub.references import Reference, Variant, choose, fits, labels, variants
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo
 
+_OF_NO_USE_ALONE = ("readme.md", ".gitattributes")
+
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """One model in the cache; `modified` in seconds since 1970, `paths` in order of parts."""
+    """One model in the cache.
+
+    Attributes:
+        select: what tells it from the repository's others: a quantisation or a file.
+        paths: in the order of parts.
+        modified: in seconds since 1970.
+    """
 
     repo: str
-    quant: str
+    select: str
+    variant: Variant
     paths: tuple[Path, ...]
-    size: int
     modified: float
 
     @property
     def name(self) -> str:
         """What `resolve` finds it under."""
-        return f"{self.repo}:{self.quant or self.paths[0].name}"
+        return f"{self.repo}:{self.select}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return self.variant.size
 
 
 def folder() -> Path:
@@ -53,23 +67,34 @@ def find(reference: Reference) -> CachedModel | None:
         if found and (
             reference.select is None or any(fits(variant, reference.select) for variant in found)
         ):
-            return _cached(reference.repo, snapshot, choose(found, reference))
+            chosen = choose(found, reference)
+            return _cached(reference.repo, snapshot, chosen, labels(found)[found.index(chosen)])
     return None
 
 
 def models() -> list[CachedModel]:
-    """All GGUF models in the cache, by name."""
-    found: dict[str, CachedModel] = {}
-    for repo in _repos():
-        for snapshot in _snapshots(repo.repo_id):
-            for variant in variants(_sizes(snapshot)):
-                cached = _cached(repo.repo_id, snapshot, variant)
-                found.setdefault(cached.name, cached)
-    return [found[name] for name in sorted(found, key=str.lower)]
+    """All GGUF models in the cache, by name.
+
+    Raises:
+        HubError: where the cache should be is a file.
+    """
+    found = [model for repo in _repos() for model in _models_of(repo.repo_id)]
+    return sorted(found, key=lambda model: model.name.lower())
+
+
+def _models_of(repo: str) -> list[CachedModel]:
+    """The models of all revisions; where two have the same files, the one `find` would find."""
+    found: dict[tuple[str, ...], CachedModel] = {}
+    for snapshot in _snapshots(repo):
+        here = variants(_sizes(snapshot))
+        taken = {model.variant.quant for model in found.values()}
+        for variant, label in zip(here, labels(here, taken), strict=True):
+            found.setdefault(variant.files, _cached(repo, snapshot, variant, label))
+    return list(found.values())
 
 
 def delete(models: Iterable[CachedModel]) -> None:
-    """Delete models of the cache: their files in every revision, and what nothing else uses."""
+    """Delete models of the cache, in every revision; files that are no GGUF are not ours."""
     for model in models:
         snapshots = repo_folder(model.repo) / "snapshots"
         names = {Path(*path.relative_to(snapshots).parts[1:]) for path in model.paths}
@@ -85,7 +110,7 @@ def _delete_from(repo: CachedRepoInfo, names: set[Path]) -> None:
         for file in revision.files:
             is_gone = file.file_path.relative_to(revision.snapshot_path) in names
             (gone if is_gone else left).append(file)
-    if not any(file.file_path.suffix.lower() == ".gguf" for file in left):
+    if all(file.file_path.name.lower() in _OF_NO_USE_ALONE for file in left):
         shutil.rmtree(repo.repo_path)
         return
     kept = {file.blob_path for file in left}
@@ -102,6 +127,10 @@ def _repos() -> list[CachedRepoInfo]:
         info = scan_cache_dir(folder())
     except CacheNotFound:
         return []
+    except ValueError as error:
+        raise HubError(
+            f"The Hugging Face cache {folder()} is no folder.", "Correct HF_HUB_CACHE or HF_HOME."
+        ) from error
     return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
@@ -127,6 +156,6 @@ def _sizes(snapshot: Path) -> dict[str, int]:
     }
 
 
-def _cached(repo: str, snapshot: Path, variant: Variant) -> CachedModel:
+def _cached(repo: str, snapshot: Path, variant: Variant, select: str) -> CachedModel:
     paths = tuple(snapshot / file for file in variant.files)
-    return CachedModel(repo, variant.quant, paths, variant.size, paths[0].stat().st_mtime)
+    return CachedModel(repo, select, variant, paths, paths[0].stat().st_mtime)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from specllama.errors import HubError, UsageError
@@ -147,7 +147,7 @@ class Downloader:
             ]
 
     def _planned(self, listing: Listing, name: str) -> PlannedFile:
-        if name not in listing.files or ".." in PurePosixPath(name).parts:
+        if name not in listing.files or _leads_elsewhere(name):
             raise UsageError(f"No file {name} in {self.repo}.", "`--list` shows its models.")
         size = listing.files[name]
         path = None if self._force else self._present(listing, name)
@@ -332,6 +332,12 @@ class Downloader:
                 advice = "Check the token." if status in (401, 403) else "Try again later."
                 return HubError(f"{_host()} answered {status} for {self.repo}.", advice)
         return HubError(f"A file of {self.repo} is gone.", "Run it again for the new revision.")
+
+
+def _leads_elsewhere(name: str) -> bool:
+    """Whether a file of that name would not be in the folder it goes to, on any system."""
+    path = PureWindowsPath(name)
+    return ".." in path.parts or bool(path.anchor)
 
 
 def _verify(path: Path, etag: str) -> None:

@@ -290,6 +290,10 @@ def _why_not_a_language_model(header: Header) -> str:
     return "" if len(header.vocabulary) else "has no vocabulary"
 
 
+_DAMAGE = (struct.error, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What the parser runs into where bytes are not what they should be."""
+
+
 def _read_one(path: Path) -> Header:
     with path.open("rb") as file:
         file_size = file.seek(0, 2)
@@ -300,7 +304,7 @@ def _read_one(path: Path) -> Header:
                 raise _not_gguf(path)
             try:
                 return _Parser(path, data).header()
-            except (struct.error, UnicodeDecodeError, KeyError) as error:
+            except _DAMAGE as error:
                 raise _cut_or_damaged(path, error) from error
 
 
@@ -336,10 +340,13 @@ class _Parser:
             key = self._text()
             metadata[key] = self._value(self._scalar("I"))
         tensors = tuple(self._tensor() for _ in range(n_tensors))
-        self._check_size(tensors, int(metadata.get("general.alignment", 32)))
+        _check_kinds(metadata)
+        self._check_size(tensors, metadata.get("general.alignment", 32))
         return Header(self._path, metadata, tensors, len(self._data))
 
     def _check_size(self, tensors: tuple[Tensor, ...], alignment: int) -> None:
+        if alignment < 1:
+            raise ValueError(f"general.alignment is {alignment}")
         start = -(-self._at // alignment) * alignment
         needed = start + max((t.offset + t.n_bytes for t in tensors), default=0)
         if len(self._data) < needed:
@@ -399,6 +406,19 @@ class _Parser:
         n_dims = self._scalar("I")
         shape = struct.unpack(f"<{n_dims}Q", self._take(8 * n_dims))
         return Tensor(name, shape, self._scalar("I"), self._scalar("Q"))
+
+
+def _check_kinds(metadata: Mapping[str, Any]) -> None:
+    """Make sure that what is counted with, or looked up, can be."""
+    architecture = metadata.get("general.architecture", "")
+    whole = {"general.alignment", "general.file_type"}
+    whole |= {f"{architecture}.context_length", f"{architecture}.block_count"}
+    for key, value in metadata.items():
+        is_whole = key in whole or key.endswith("_token_id")
+        if is_whole and not isinstance(value, int):
+            raise ValueError(f"{key} is no whole number")
+        if key == "tokenizer.ggml.tokens" and not isinstance(value, Strings):
+            raise ValueError(f"{key} is no list of texts")
 
 
 def _of(have: int, need: int) -> str:

@@ -50,10 +50,10 @@ def context_length(header: Header, wanted: int) -> int:
 
 def _kv_cache(header: Header, n_ctx: int, options: ModelOptions) -> int:
     heads = header.get("attention.head_count", 0)
-    kv_heads = _per_layer(header, "attention.head_count_kv", heads)
+    kv_heads = _of_all_layers(header, "attention.head_count_kv", heads)
     width = header.get("embedding_length", 0) // max(_first(heads), 1)
-    k = sum(kv_heads) * header.get("attention.key_length", width)
-    v = sum(kv_heads) * header.get("attention.value_length", width)
+    k = kv_heads * header.get("attention.key_length", width)
+    v = kv_heads * header.get("attention.value_length", width)
     return n_ctx * (_bytes(k, options.cache_type_k) + _bytes(v, options.cache_type_v))
 
 
@@ -65,11 +65,12 @@ def _compute(header: Header, n_ctx: int, options: ModelOptions) -> int:
     return int(4 * rows * (widest + 2 * header.get("embedding_length", 0)))
 
 
-def _per_layer(header: Header, key: str, default: object) -> list[int]:
+def _of_all_layers(header: Header, key: str, default: object) -> int:
+    """The sum of a value that the file gives once, or for each layer."""
     value = header.get(key, default)
     if isinstance(value, int):
-        return [value] * int(header.get("block_count", 0))
-    return [int(item) for item in value]
+        return value * int(header.get("block_count", 0))
+    return sum(int(item) for item in value)
 
 
 def _first(value: object) -> int:

@@ -9,10 +9,19 @@ PROJECT_CONFIG = "specllama.toml"
 """Settings of the folder one works in, read from the current directory only."""
 
 
+def expanded(name: str | Path) -> Path:
+    """`name` with "~" as the home folder; the "~user" of nobody stays as it is."""
+    path = Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def data_dir() -> Path:
     """Aliases and history; $SPECLLAMA_HOME, else the platform's user data directory."""
     if home := os.environ.get("SPECLLAMA_HOME"):
-        return Path(home).expanduser()
+        return expanded(home)
     import platformdirs
 
     return platformdirs.user_data_path("specllama")
@@ -21,7 +30,7 @@ def data_dir() -> Path:
 def user_config() -> Path:
     """config.toml in $SPECLLAMA_HOME, else in the platform's user config directory."""
     if home := os.environ.get("SPECLLAMA_HOME"):
-        return Path(home).expanduser() / "config.toml"
+        return expanded(home) / "config.toml"
     import platformdirs
 
     return platformdirs.user_config_path("specllama") / "config.toml"

@@ -1,11 +1,13 @@
-"""`user/repo[:QUANT]`, and which files of a repository one quantisation is made of."""
+"""`user/repo[:QUANT|:FILE]`, and which files of a repository one quantisation is made of."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import unquote
 
 from specllama.errors import HubError, UsageError
 from specllama.hub.gguf import shard_of
@@ -15,7 +17,8 @@ DEFAULT_QUANT = "Q4_K_M"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REFERENCE = re.compile(
     rf"(?:hf://|https://huggingface\.co/)?(?P<repo>{_PART}/{_PART}?)"
-    r"(?::(?P<select>[A-Za-z0-9._/-]+)|/(?:blob|resolve)/[^/]+/(?P<file>[^?]+))?/?"
+    r"(?::(?P<select>[A-Za-z0-9._/-]+|[^:?]+\.(?i:gguf))"
+    r"|/(?:blob|resolve)/[^/]+/(?P<file>[^?]+)(?:\?.*)?)?/?"
 )
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])(?P<quant>(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F(?:P)?16|F(?:P)?32"
@@ -45,9 +48,9 @@ class Variant:
     size: int
 
     @property
-    def label(self) -> str:
-        """What selects it: the quantisation, else the file name."""
-        return self.quant or PurePosixPath(self.files[0]).name
+    def file_name(self) -> str:
+        """The name of its (first) file, without the folder."""
+        return PurePosixPath(self.files[0]).name
 
 
 def parse(text: str) -> Reference | None:
@@ -55,7 +58,8 @@ def parse(text: str) -> Reference | None:
     match = _REFERENCE.fullmatch(text)
     if not match:
         return None
-    return Reference(match["repo"], match["select"] or match["file"])
+    file = match["file"]
+    return Reference(match["repo"], match["select"] or (unquote(file) if file else None))
 
 
 def variants(files: Mapping[str, int]) -> list[Variant]:
@@ -88,24 +92,41 @@ def choose(found: Iterable[Variant], reference: Reference) -> Variant:
         raise HubError(
             f"{reference.repo} holds no GGUF files.", "Look for a repository named *-GGUF."
         )
-    chosen = [variant for variant in found if fits(variant, reference.select or DEFAULT_QUANT)]
+    chosen = _fitting(found, reference.select or DEFAULT_QUANT)
     if reference.select is None and not chosen and len(found) == 1:
         chosen = found
     if len(chosen) == 1:
         return chosen[0]
     if chosen:
-        names = ", ".join(variant.files[0] for variant in chosen)
         raise UsageError(
-            f"Several files of {reference.repo} fit: {names}.",
-            f"Give one: specllama download {reference.repo}:FILE",
+            f"Several files of {reference.repo} fit: {', '.join(labels(chosen))}.",
+            f"Name one: {reference.repo}:{labels(chosen)[0]}",
         )
-    labels = ", ".join(variant.label for variant in found)
+    names = labels(found)
     if reference.select is None:
         raise UsageError(
-            f"{reference.repo} has no {DEFAULT_QUANT}. It has: {labels}.",
-            f"Choose one: specllama download {reference.repo}:{found[0].label}",
+            f"{reference.repo} has no {DEFAULT_QUANT}. It has: {', '.join(names)}.",
+            f"Choose one: specllama download {reference.repo}:{names[0]}",
         )
-    raise UsageError(f"No {reference.select} in {reference.repo}. It has: {labels}.")
+    raise UsageError(f"No {reference.select} in {reference.repo}. It has: {', '.join(names)}.")
+
+
+def labels(found: Sequence[Variant], taken: Container[str] = ()) -> list[str]:
+    """What selects each variant alone: its quantisation, else its file name, else its path.
+
+    Args:
+        taken: quantisations that mean other models.
+    """
+    quants = Counter(variant.quant for variant in found)
+    names = Counter(variant.file_name.lower() for variant in found)
+
+    def label(variant: Variant) -> str:
+        if variant.quant and quants[variant.quant] == 1 and variant.quant not in taken:
+            return variant.quant
+        is_alone = names[variant.file_name.lower()] == 1
+        return variant.file_name if is_alone else variant.files[0]
+
+    return [label(variant) for variant in found]
 
 
 def fits(variant: Variant, select: str) -> bool:
@@ -114,6 +135,13 @@ def fits(variant: Variant, select: str) -> bool:
         return variant.quant.lower() == select.lower()
     wanted = select.lower()
     return any(wanted in (file.lower(), PurePosixPath(file).name.lower()) for file in variant.files)
+
+
+def _fitting(found: Iterable[Variant], select: str) -> list[Variant]:
+    """The variants that `select` fits; a whole path wins over the names of files in folders."""
+    fitting = [variant for variant in found if fits(variant, select)]
+    exact = [v for v in fitting if select.lower() in map(str.lower, v.files)]
+    return exact or fitting
 
 
 def _quant_of(key: str) -> str:

@@ -1,13 +1,14 @@
 """From what people type to a file that is there and can be read.
 
 A name is, in this order: an existing path; an alias; the built-in pair's or the catalogue's name
-(`qwen3-32b`, `qwen3-32b-draft`); `user/repo[:QUANT]` in the Hugging Face cache. Nothing here goes
-to the network: what is not on this machine is an error that holds the command to fetch it.
+(`qwen3-32b`, `qwen3-32b-draft`); `user/repo[:QUANT|:FILE]` in the Hugging Face cache. Nothing here
+goes to the network: what is not on this machine is an error that holds the command to fetch it.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,7 @@ from specllama.errors import HubError, ModelError, ModelNotFound, NotAModel
 from specllama.hub import aliases, builtin, cache, catalogue
 from specllama.hub.gguf import Header, read_language_model
 from specllama.hub.pair import PairReport, compare
+from specllama.hub.paths import expanded
 from specllama.hub.references import Reference, parse
 
 Role = Literal["target", "draft"]
@@ -29,7 +31,8 @@ class NotDownloaded(ModelNotFound):
     """A repository that is not in the cache; `name` is what `specllama download` takes."""
 
     def __init__(self, reference: str, name: str) -> None:
-        super().__init__(f"{reference} is not in the cache.", f"Run: specllama download {name}")
+        command = f"specllama download {shlex.quote(name)}"
+        super().__init__(f"{reference} is not in the cache.", f"Run: {command}")
         self.name = name
 
 
@@ -106,12 +109,12 @@ def resolve(name: str, role: Role = "target", *, offline: bool = False) -> Resol
 
 def locate(name: str, role: Role = "target", *, offline: bool = False) -> Path:
     """The file that `name` means, not looked into. Raises what `resolve` raises of it."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         return path
     if (alias := aliases.load().get(name)) is not None:
         name = alias.draft if role == "draft" and alias.draft else alias.target
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.is_file():
             return path
     return _shipped(name) or _downloaded(path, name, offline=offline)
@@ -129,7 +132,9 @@ def _downloaded(path: Path, name: str, *, offline: bool) -> Path:
         return _cached(known.model, name, offline=offline)
     if path.is_dir():
         raise NotAModel(f"{name} is a folder.", _models_in(path))
-    if _looks_like_a_path(name) or parse(name) is None:
+    reference = parse(name)
+    # `user/repo:FILE.gguf` ends like a file, and yet names one of a repository.
+    if reference is None or (reference.select is None and _looks_like_a_path(name)):
         raise _not_found(path, name)
     return _cached(name, name, offline=offline)
 

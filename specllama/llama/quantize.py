@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from specllama.errors import EngineError, ModelError, SpecllamaError
-from specllama.hub.gguf import Header, read
+from specllama.hub.ggml_types import BLOCKS, FILE_TYPES
+from specllama.hub.gguf import Header, Tensor, read
 from specllama.llama import library
 from specllama.llama.context import default_threads
 
@@ -23,6 +24,8 @@ Written = Callable[[int], None]
 
 _HEARTBEAT_S = 0.2
 _COPY = -1
+_CANNOT_WRITE = "iostream error"
+"""All that llama.cpp says where a write fails."""
 
 
 def prune(
@@ -42,11 +45,11 @@ def prune(
 
     Raises:
         ModelError: the model's layers differ in kind, which llama.cpp cannot prune.
-        SpecllamaError: the disk has too little room.
+        SpecllamaError: the disk has too little room, before or while it is written.
         EngineError: llama.cpp refused or crashed. Nothing is left behind.
     """
     _check_prunable(model)
-    _check_room(out, 0 if file_type is not None else pruned_bytes(model, dropped))
+    _check_room(out, file_bytes(model, dropped, file_type))
     part = out.with_name(f"{out.name}.part")
     arguments = [str(model.path), str(part), str(_COPY if file_type is None else file_type)]
     command = [sys.executable, "-m", __name__, *arguments, *map(str, sorted(dropped))]
@@ -65,8 +68,41 @@ def layer_count(model: Header) -> int:
 
 def pruned_bytes(model: Header, dropped: Collection[int]) -> int:
     """Bytes of the weights that stay."""
+    return sum(tensor.n_bytes for tensor in _kept(model, dropped))
+
+
+def file_bytes(model: Header, dropped: Collection[int], file_type: int | None = None) -> int:
+    """Bytes of the pruned file, metadata included; where it is converted, the least they can be."""
+    kept = _kept(model, dropped)
+    gone = sum(map(_entry_bytes, model.tensors)) - sum(map(_entry_bytes, kept))
+    metadata = model.file_size - model.weight_bytes - gone
+    if file_type is None:
+        return metadata + pruned_bytes(model, dropped)
+    return metadata + sum(_least_bytes(tensor, file_type) for tensor in kept)
+
+
+def _entry_bytes(tensor: Tensor) -> int:
+    """Of its entry in the header: lengths of name and shape, type and offset."""
+    return 24 + len(tensor.name.encode()) + 8 * len(tensor.shape)
+
+
+def _kept(model: Header, dropped: Collection[int]) -> list[Tensor]:
     layers = tuple(f"blk.{layer}." for layer in dropped)
-    return sum(tensor.n_bytes for tensor in model.tensors if not tensor.name.startswith(layers))
+    return [tensor for tensor in model.tensors if not tensor.name.startswith(layers)]
+
+
+def _least_bytes(tensor: Tensor, file_type: int) -> int:
+    """Vectors stay as they are; Q4_K_M takes Q4_K or more for a matrix.
+
+    The IQ types are mixed with smaller ones, of which IQ1_S is the smallest.
+    """
+    if len(tensor.shape) < 2:
+        return tensor.n_bytes
+    name = FILE_TYPES[file_type]
+    base = "IQ1_S" if name.startswith("IQ") else name
+    fitting = [block for block in BLOCKS.values() if base.startswith(block[2])]
+    per_block, block_bytes, _ = max(fitting, key=lambda block: len(block[2]))
+    return tensor.n_elements // per_block * block_bytes
 
 
 def _check_prunable(model: Header) -> None:
@@ -111,10 +147,21 @@ def _run(command: Sequence[str], part: Path, on_progress: Written | None) -> Non
         reason = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         if child.returncode < 0:
             reason = f"it crashed with signal {-child.returncode}"
-        raise EngineError(
-            f"llama.cpp could not write the pruned model: {reason or 'no reason given'}.",
-            "If it happens with every choice of layers, it cannot prune this architecture.",
+        raise _failure(part, reason)
+
+
+def _failure(part: Path, reason: str) -> SpecllamaError:
+    """What a child that failed means; to be asked while its file is there."""
+    if _CANNOT_WRITE in reason:
+        free = shutil.disk_usage(part.parent).free
+        return SpecllamaError(
+            f"The pruned model could not be written: {part.parent} has {free / 1e6:,.0f} MB left.",
+            "Make room, or write to another disk.",
         )
+    return EngineError(
+        f"llama.cpp could not write the pruned model: {reason or 'no reason given'}.",
+        "If it happens with every choice of layers, it cannot prune this architecture.",
+    )
 
 
 def _check_written(part: Path, n_layers: int) -> None:

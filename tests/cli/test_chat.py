@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from specllama.cli import model_flags
 from specllama.cli.generate_stats import Totals
+from specllama.cli.repl_lines import Pipe
 from specllama.errors import EngineError
 from specllama.hub import builtin
 from specllama.hub.resolve import NotDownloaded
@@ -70,6 +73,21 @@ def test_a_block_is_one_message(chat: Chat, decoder: FakeDecoder) -> None:
     chat('"""first', "/second", 'third"""', '"""alone"""')
     assert decoder.prompts[0] == [("user", "first\n/second\nthird")]
     assert decoder.prompts[1][-1] == ("user", "alone")
+
+
+def test_blocks_end_where_their_quotes_do() -> None:
+    lines = ['"""one', "", 'two"""  ', '""""', '""', '"""', '"""all"""', "last", '"""open', ""]
+    pipe = Pipe(io.BytesIO("\n".join(lines).encode()))
+    entries = [entry.text for entry in iter(pipe.read, None)]
+    assert entries == ["one\n\ntwo", '"\n""', "all", "last", "open"]
+
+
+def test_a_long_block_takes_no_longer_a_line() -> None:
+    block = b'"""' + b"a line of a long block\n" * 50_000 + b'"""\n'
+    started = time.perf_counter()
+    entry = Pipe(io.BytesIO(block)).read()
+    assert time.perf_counter() - started < 5
+    assert entry is not None and entry.text.count("\n") == 49_999
 
 
 def test_a_double_slash_sends_one(chat: Chat, decoder: FakeDecoder) -> None:
@@ -359,6 +377,11 @@ def test_draft_switches_live(chat: Chat, decoder: FakeDecoder) -> None:
     )
     assert [params.drafter for params in decoder.params] == ["none", "auto", "auto", "none"]
     assert decoder.params[2].draft_max == 3
+
+
+def test_only_decimal_digits_are_a_length(chat: Chat, decoder: FakeDecoder) -> None:
+    chat("/draft ²")
+    assert decoder.drafts == ["²"]
 
 
 def test_another_draft_model_is_loaded(chat: Chat, decoder: FakeDecoder) -> None:

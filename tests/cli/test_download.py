@@ -105,6 +105,23 @@ def test_no_default_and_somebody_to_ask(
     assert in_cache("m-Q6_K.gguf")
 
 
+def test_two_files_of_one_quantisation_are_told_apart(
+    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specllama.cli.main import run
+
+    data = stocked.repos[REPO]["m-Q6_K.gguf"]
+    stocked.repos["user/two"] = {"a-Q6_K.gguf": data, "b-Q6_K.gguf": data + b"b"}
+    shown = on_a_terminal(monkeypatch, "2\n")
+
+    assert run(["download", "user/two"]) == 0
+    assert "1  a-Q6_K.gguf" in shown.getvalue()
+    assert in_cache("b-Q6_K.gguf")
+    result = cli("download", "user/two:a-Q6_K.gguf")
+    assert result.out == f"{in_cache('a-Q6_K.gguf')}\n"
+    assert cli("show", "user/two:a-Q6_K.gguf").code == 0
+
+
 def test_files_by_name_and_by_glob(cli: Cli, stocked: StandIn) -> None:
     assert cli("download", REPO, "README.md").out == f"{in_cache('README.md')}\n"
 
@@ -210,6 +227,18 @@ def test_offline(cli: Cli, stocked: StandIn) -> None:
     )
     online = cli("download", REPO)
     assert cli("download", REPO, "--offline").out == online.out
+
+
+def test_list_offline_asks_the_cache_alone(cli: Cli, stocked: StandIn) -> None:
+    cli("download", f"{REPO}:Q6_K")
+    stocked.broken = True
+    result = cli("download", REPO, "--list", "--offline")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert [(line[0], line[3], line[4]) for line in lines[1:]] == [("Q6_K", "yes", "m-Q6_K.gguf")]
+    assert result.code == 0
+    assert cli("download", "user/other", "--list", "--offline").err.startswith(
+        "Error: Offline, and user/other is not in the cache."
+    )
 
 
 def test_offline_by_setting(cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

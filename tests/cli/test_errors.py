@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli import main
+from specllama.cli import app, main
 from specllama.cli.errors import describe
 from specllama.errors import HubError, SpecllamaError, UsageError
 
@@ -113,7 +113,7 @@ def test_help_short_and_long(cli: Cli) -> None:
 def test_help_lines_are_the_docstrings() -> None:
     """A command's one line in the overview is the first line of its own help."""
     for name, (_, line) in main.COMMANDS.items():
-        command = main._load(name)
+        command = app._load(name)
         assert (command.help or "").strip().splitlines()[0] == line, name
 
 
@@ -142,6 +142,48 @@ def test_help_imports_nothing_heavy(heavy: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_full_disk_is_a_sentence(option: str) -> None:
+    done = shell(f"config show {option} >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device.\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [("list >&-", 0, ""), ("list 2>&-", 0, ""), ("generate <&-", 2, "The prompt is empty.")],
+)
+def test_streams_may_be_closed(line: str, code: int, error: str) -> None:
+    done = shell(line)
+    assert done.returncode == code
+    assert error in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("entry", ["specllama.cli.main", "specllama.__main__"])
+def test_ctrl_c_while_typer_loads_is_silent(entry: str) -> None:
+    script = f"""
+import sys
+class Pressing:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressing())
+sys.argv[1:] = ["list"]
+from {entry} import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m specllama {line}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, check=False, text=True)
 
 
 def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:

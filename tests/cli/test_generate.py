@@ -156,6 +156,15 @@ def test_raw_continues_the_text_itself(generate: Generate, decoder: FakeDecoder)
 # Options
 
 
+def test_raw_leaves_a_configured_system_prompt_out(
+    generate: Generate, decoder: FakeDecoder
+) -> None:
+    Path("specllama.toml").write_text('system = "Be brief."\n')
+    assert generate("Once", "--raw").code == 0
+    assert decoder.prompts == ["Once"]
+    assert generate("Once", "--raw", "-sys", "a").code == 2
+
+
 def test_every_generation_option_reaches_the_decoder(
     generate: Generate, decoder: FakeDecoder
 ) -> None:
@@ -262,6 +271,13 @@ def test_json_errors_are_json_too(generate: Generate, decoder: FakeDecoder) -> N
 
 
 # Ends
+
+
+def test_a_jsonl_error_is_one_line(generate: Generate, decoder: FakeDecoder) -> None:
+    decoder.replies = [Reply(error=OutOfMemory("Full."))]
+    *tokens, last = generate("Hi", "--jsonl").out.splitlines()
+    assert [json.loads(line)["type"] for line in tokens] == ["token"] * 4
+    assert json.loads(last)["error"]["message"] == "Full."
 
 
 def test_an_error_on_the_way_is_said_and_exits_1(generate: Generate, decoder: FakeDecoder) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import stat
 import threading
 import time
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from specllama.cli.generate_batch import Batch
+from specllama.cli.main import run
 from specllama.drafting.protocol import Drafter
 from specllama.verification.types import Proposal
 from tests.cli.fakes import Result, run_with
@@ -109,6 +113,11 @@ def test_own_settings(batch: Command) -> None:
         ({"prompt": "a", "verify": "never"}, "Unknown verify"),
         ({"prompt": "a", "id": 1.5}, "id must be"),
         ({"prompt": "a", "id": 1}, "used twice"),
+        ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
+        ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "temperature is too large"),
+        ({"prompt": "a", "id": "a\ud800"}, "id: The text is not valid Unicode"),
+        ({"prompt": "a\ud800"}, "not valid Unicode"),
+        ({"prompt": "z"}, "ValueError"),
     ],
 )
 def test_a_bad_line_costs_no_other(batch: Command, line: Any, why: str) -> None:
@@ -119,6 +128,13 @@ def test_a_bad_line_costs_no_other(batch: Command, line: Any, why: str) -> None:
     assert why in bad["error"]["message"]
     assert f"Line 2: {bad['error']['message']}" in result.err
     assert "2 of 3" in result.err
+
+
+def test_a_bad_line_costs_no_other_in_a_file(batch: Command) -> None:
+    lines = ['{"prompt": "a", "id": "a\\ud800"}', {"prompt": "abc", "\ud800": 1}, {"prompt": "de"}]
+    assert batch(lines, "-o", str(batch.output)).code == 1
+    assert [answer["id"] for answer in batch.answers] == [1, 2, 3]
+    assert batch.answers[2]["text"] == says("de")
 
 
 class Bad(Drafter):
@@ -186,6 +202,104 @@ class TestResuming:
         assert "not the output of a batch" in result.err
         assert batch.output.read_text() == "precious\ntext\n"
 
+    @pytest.mark.parametrize(
+        "text", ["a note", '{"name":"x","version":"1"}', '{"id": 1, "prompt": "abc"}', "[1", "1"]
+    )
+    def test_one_line_without_an_end_is_no_torn_answer(self, batch: Command, text: str) -> None:
+        batch.output.write_text(text)
+        result = batch([*self.LINES], "-o", str(batch.output))
+        assert result.code == 2
+        assert "not the output of a batch (line 1)" in result.err
+        assert batch.output.read_text() == text
+
+    @pytest.mark.parametrize("n_bytes", [1, 5, 12, 30])
+    def test_a_first_answer_that_was_torn_is_given_anew(self, batch: Command, n_bytes: int) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        whole = batch.output.read_bytes()
+        batch.output.write_bytes(whole[:n_bytes])
+        assert batch([*self.LINES], "-o", str(batch.output)).code == 0
+        assert [answer["id"] for answer in batch.answers] == ["x", 2, 3]
+
+    def test_an_answer_torn_within_a_character(self, batch: Command) -> None:
+        lines = [{"prompt": "abc"}, {"prompt": "de", "id": "ü"}]
+        batch(lines, "-o", str(batch.output))
+        whole = batch.output.read_bytes()
+        batch.output.write_bytes(whole[: whole.index("ü".encode()) + 1])
+        assert batch(lines, "-o", str(batch.output)).code == 0
+        assert [answer["id"] for answer in batch.answers] == [1, "ü"]
+
+    @pytest.mark.parametrize("text", ['{"id": [1], "of": []}\n', "[[" * 100_000 + "\n"])
+    def test_odd_json_is_no_answer(self, batch: Command, text: str) -> None:
+        batch.output.write_text(text)
+        assert batch([*self.LINES], "-o", str(batch.output)).code == 2
+        assert batch.output.read_text() == text
+
+    def test_the_batch_is_not_its_own_output(self, batch: Command) -> None:
+        link = batch.file.with_name("link.jsonl")
+        link.symlink_to(batch.file)
+        for output in (batch.file, link):
+            result = batch([{"prompt": "abc"}], "-o", str(output))
+            assert result.code == 2
+            assert "is the batch itself" in result.err
+            assert json.loads(batch.file.read_text()) == {"prompt": "abc"}
+
+    def test_nothing_is_written_before_a_model_answers(
+        self, batch: Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        before = batch.output.read_text()
+        batch.file.write_text('{"prompt": "other"}\n')
+        options = ("-o", str(batch.output), "-m", str(batch.file.with_name("no.gguf")), "--offline")
+        assert run(["generate", "--batch", str(batch.file), *options]) == 1
+        assert batch.output.read_text() == before
+        assert {*batch.file.parent.glob("*out*")} == {batch.output}
+
+    def test_moved_lines_keep_their_answers(self, batch: Command) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        decoder = FakeDecoder(2)
+        batch([{"prompt": "g"}, *self.LINES], "-o", str(batch.output), decoder=decoder)
+        assert len(decoder.drafters.answers) == 1
+        assert [answer["id"] for answer in batch.answers] == [1, "x", 3, 4]
+        assert [answer["text"] for answer in batch.answers] == [
+            says("g"), says("abc"), says("de"), says("f")
+        ]  # fmt: skip
+
+    def test_equal_lines_have_an_answer_each(self, batch: Command) -> None:
+        batch([{"prompt": "de"}] * 2, "-o", str(batch.output))
+        decoder = FakeDecoder(2)
+        batch([{"prompt": "de"}] * 3, "-o", str(batch.output), decoder=decoder)
+        assert len(decoder.drafters.answers) == 1
+        assert [answer["id"] for answer in batch.answers] == [1, 2, 3]
+
+    def test_answers_to_lines_that_are_gone_are_set_aside(self, batch: Command) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        result = batch([*self.LINES[:1], {"prompt": "i"}], "-o", str(batch.output))
+        assert "2 earlier answers are to other lines" in result.err
+        aside = batch.output.with_name("out.jsonl.old").read_text().splitlines()
+        assert [json.loads(line)["text"] for line in aside] == [says("de"), says("f")]
+
+    def test_fewer_lines_need_no_model(self, batch: Command) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        assert batch([*self.LINES[1:]], "-o", str(batch.output)).code == 0
+        assert [answer["id"] for answer in batch.answers] == [1, 2]
+
+    def test_a_link_stays_a_link_and_a_mode_a_mode(self, batch: Command) -> None:
+        batch.output.touch(0o600)
+        link = batch.output.with_name("link.jsonl")
+        link.symlink_to(batch.output)
+        assert batch([*self.LINES], "-o", str(link)).code == 0
+        assert link.is_symlink()
+        assert len(batch.answers) == 3
+        assert stat.S_IMODE(batch.output.stat().st_mode) == 0o600
+
+    def test_only_files_are_written(self, batch: Command) -> None:
+        os.mkfifo(batch.output)
+        for output in (batch.output, batch.output.parent):
+            result = batch([*self.LINES], "-o", str(output))
+            assert result.code == 2
+            assert "is not a regular file" in result.err
+        assert batch.output.is_fifo()
+
     def test_nowhere_to_write(self, batch: Command, tmp_path: Path) -> None:
         result = batch([*self.LINES], "-o", str(tmp_path / "missing" / "out.jsonl"))
         assert result.code == 2
@@ -214,11 +328,33 @@ class TestResuming:
         assert [answer["id"] for answer in batch.answers] == [1, 2, 3]
         assert batch.answers[0]["text"] == says("abc", 200)
 
+    def test_ctrl_c_keeps_what_has_ended_unseen(
+        self, batch: Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both lines have ended when the first is taken and Ctrl-C comes."""
+        take = Batch._take
+
+        def press(self: Batch, line: Any, ticket: Any) -> None:
+            if not self.cancelled:
+                for _, other in (*self._under_way.values(), (line, ticket)):
+                    other.wait()
+                signal.raise_signal(signal.SIGINT)
+            take(self, line, ticket)
+
+        monkeypatch.setattr(Batch, "_take", press)
+        result = batch([{"prompt": "abc"}, {"prompt": "de"}], "-o", str(batch.output))
+        assert result.code == 130
+        assert [answer["text"] for answer in batch.answers] == [says("abc"), says("de")]
+
 
 class TestOptions:
     @pytest.mark.parametrize(
-        "more", [("hello",), ("--jsonl",), ("--show-draft",), ("-f", "x"), ("--beams", "2")]
-    )
+        "more",
+        [
+            ("hello",), ("",), ("--jsonl",), ("--show-draft",), ("-f", "x"), ("--beams", "2"),
+            ("--beams", "0"), ("--n-best", "2"), ("--length-penalty", "0"), ("--early-stopping",),
+        ],
+    )  # fmt: skip
     def test_nothing_beside_a_batch(self, batch: Command, more: tuple[str, ...]) -> None:
         result = batch([{"prompt": "abc"}], *more)
         assert result.code == 2

@@ -67,6 +67,15 @@ def test_all_settings(decoder: Searching) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "used"), [("suffix", "auto"), ("recycle", "recycle")])
+def test_a_configured_drafter_counts_where_it_can(
+    decoder: Searching, monkeypatch: pytest.MonkeyPatch, name: str, used: str
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_DRAFTER", name)
+    assert run(["generate", "Days?", "--beams", "2"]) == 0
+    assert decoder.searches[0][1].drafter == used
+
+
 def test_json_has_all_of_them(decoder: Searching, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "Days?", "--beams", "2", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

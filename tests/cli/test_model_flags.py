@@ -164,6 +164,30 @@ def test_generate_and_chat_take_the_same_options(capsys: pytest.CaptureFixture[s
     assert helps[0] == helps[1]
 
 
+@pytest.mark.parametrize("text", ["all", "auto"])
+def test_all_layers(opened: Opened, text: str) -> None:
+    assert run(["generate", "Hi", "-ngl", text, "-ngld", text]) == 0
+    options = opened.options["options"]
+    assert (options.gpu_layers, options.draft_gpu_layers) == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("-b", "1", "--batch-size: n_batch must be at least 2, not 1."),
+        ("-t", "100000", "--threads: threads must be at most 512, not 100000."),
+        ("-tb", "513", "--threads-batch: threads_batch must be at most 512, not 513."),
+        ("-c", "4294967552", "--ctx-size: n_ctx must be at most 2147483392, not 4294967552."),
+    ],
+)
+def test_extremes_are_refused(
+    opened: Opened, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    assert run(["generate", "Hi", option, value]) == 2
+    assert capsys.readouterr().err == f"Error: {message}\n"
+    assert not opened.arguments
+
+
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
 GBNF = 'root ::= "yes" | "no"\n'
 

@@ -115,6 +115,24 @@ def test_rm_of_what_is_not_there(cli: Cli) -> None:
     assert "came with a package" in cli("rm", builtin.TARGET, "-y").err
 
 
+def test_rm_of_one_of_two_files_of_a_quantisation(cli: Cli) -> None:
+    paths = [put_into_cache(f"{name}-Q4_K_M.gguf") for name in "ab"]
+    result = cli("rm", "user/repo:Q4_K_M", "-y")
+    assert result.code == 2
+    assert "Name one: user/repo:a-Q4_K_M.gguf" in result.err
+
+    assert cli("rm", "hf://user/repo:A-Q4_K_M.gguf", "-y").code == 0
+    assert [path.exists() for path in paths] == [False, True]
+    assert cli("list", "-q").out.splitlines()[-1] == "user/repo:Q4_K_M"
+    assert cli("rm", "user/repo:b-q4_k_m.gguf", "-y").code == 0
+    assert cache.models() == []
+
+
+def test_list_catalogue_offline(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert cli("list", "--catalogue").code == 0
+
+
 def test_show(cli: Cli, tiny: Path) -> None:
     result = cli("show", "tiny.gguf")
     assert result == Result(
@@ -217,6 +235,17 @@ def test_aliases_live_from_set_to_rm(cli: Cli, tiny: Path) -> None:
     assert json.loads(cli("alias", "list", "--json").out) == []
 
 
+def test_an_alias_without_a_draft(cli: Cli, tiny: Path) -> None:
+    result = cli("alias", "set", "q", "tiny.gguf", "--draft", "none")
+    assert (result.code, result.err) == (0, f"q = {tiny} + none\n")
+
+
+def test_an_alias_of_the_home_of_nobody(cli: Cli) -> None:
+    result = cli("alias", "set", "q", "~nouser/x.gguf")
+    assert result.code == 0
+    assert result.err.startswith("Warning: Model file not found: ~nouser/x.gguf.")
+
+
 def test_an_alias_that_could_be_something_else(cli: Cli) -> None:
     for name in ("a/b", "x.gguf", "-m", ""):
         result = cli("alias", "set", "--", name, "target.gguf")
@@ -249,6 +278,28 @@ def test_doctor_never_shows_the_token(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert result.code == 0
     assert "hf_secret" not in result.out + result.err
     assert "token             yes" in result.out
+
+
+def test_doctor_survives_a_broken_home_and_cache(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/dev/null/token")
+    result = cli("doctor", "--json")
+    assert result.code == 0
+    facts = json.loads(result.out)["hugging face"]
+    assert facts["models"].startswith("unknown (The Hugging Face cache ")
+    assert facts["token"].startswith("unknown (")
+    assert cli("list").err.startswith("Error: The Hugging Face cache ")
+
+
+def test_doctor_names_variables_that_nothing_reads(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_DRAFTMAX", "3")
+    data = json.loads(cli("doctor", "--json").out)
+    assert data["files"]["unknown"] == "SPECLLAMA_DRAFTMAX"
 
 
 def test_doctor_survives_without_llama_cpp(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

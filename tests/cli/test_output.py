@@ -113,6 +113,20 @@ def test_a_stream_that_cannot_encode_gets_question_marks(monkeypatch: pytest.Mon
     assert raw.getvalue() == b"na?ve ?\n"
 
 
+@pytest.mark.parametrize(("encoding", "as_it_is"), [("cp1252", False), ("utf8", True)])
+def test_json_is_utf8_or_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, as_it_is: bool
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding, write_through=True))
+    Output().json("é 🦙")
+    Output().event("é 🦙")
+    Output().event("caf\udce9")
+    said = [json.loads(line) for line in raw.getvalue().splitlines()]
+    assert said == ["é 🦙", "é 🦙", "caf\udce9"]
+    assert ("🦙".encode() in raw.getvalue()) == as_it_is
+
+
 def test_confirm_asks_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = use_terminal(monkeypatch)
     assert Output().confirm("Delete?")

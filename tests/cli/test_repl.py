@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -160,6 +161,44 @@ def test_history_can_be_switched_off(own_home: Path, monkeypatch: pytest.MonkeyP
     assert not (own_home / "history").exists()
 
 
+@pytest.mark.parametrize("broken", ["history is a folder", "home is a file"])
+def test_a_history_that_cannot_be_kept_is_said_once(
+    keys: PipeInput, tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
+    path = tmp_path / "other" / "history"
+    if broken == "home is a file":
+        path.parent.touch()
+    else:
+        path.mkdir(parents=True)
+    terminal = Terminal(history=ChatHistory(path), input=keys, output=DummyOutput())
+    for sent, text in ((f"first{ENTER}", "first"), (f"{UP}!{ENTER}", "first!")):
+        keys.send_text(sent)
+        assert terminal.read() == (text, False)
+    err = capsys.readouterr().err
+    assert err.count("Inputs are not kept") == err.count("Warning") == 1
+    assert str(path) in err
+
+
+def test_a_full_disk_loses_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has grown too long is read, whether or not it can be trimmed."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    history = ChatHistory(tmp_path / "history")
+    (tmp_path / "history").write_text("".join(f'"{n}"\n' for n in range(1500)))
+    monkeypatch.setattr(ChatHistory, "_write", full)
+    assert len(list(history.load_history_strings())) == MAX_ENTRIES
+    history.store_string("new")
+    assert "No space left on device" in history.take_trouble()
+    assert len((tmp_path / "history").read_text().splitlines()) == 1500
+
+
+def test_history_keeps_bytes_that_are_no_text(tmp_path: Path) -> None:
+    ChatHistory(tmp_path / "history").store_string("caf\udce9 ü")
+    assert list(ChatHistory(tmp_path / "history").load_history_strings()) == ["caf\udce9 ü"]
+
+
 # Completion and editor
 
 
@@ -198,6 +237,23 @@ def test_an_editor_that_fails_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("VISUAL", "no-such-editor")
     with pytest.raises(UsageError, match="The editor 'no-such-editor' failed"):
         edited("")
+
+
+def test_an_editor_that_cannot_be_read_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", "'")
+    with pytest.raises(UsageError, match='The editor "\'" failed'):
+        edited("")
+
+
+def test_an_editor_that_saves_latin_1_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf "caf\\351\\n" >> "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    assert edited("un th\udce9 et ") == "un thé et café"
+    assert "Latin-1" in capsys.readouterr().err
 
 
 # A real terminal

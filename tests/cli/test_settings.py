@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,9 @@ def test_llama_cpp_spellings() -> None:
         ("SPECLLAMA_TENSOR_SPLIT", "3,1", "tensor_split", (3.0, 1.0)),
         ("SPECLLAMA_STOP", "END", "stop", ("END",)),
         ("SPECLLAMA_TARGET", "7", "target", "7"),
+        ("SPECLLAMA_GPU_LAYERS", "auto", "gpu_layers", -1),
+        ("SPECLLAMA_DRAFT_GPU_LAYERS", "all", "draft_gpu_layers", -1),
+        ("SPECLLAMA_GPU_LAYERS", "12", "gpu_layers", 12),
     ],
 )
 def test_environment_variables(
@@ -96,7 +100,7 @@ def test_environment_variables(
         ("adaptive = 1", "adaptive ({path}) must be true or false, not 1."),
         ("temp = true", "temp ({path}) must be a number, not True."),
         ("stop = 'x'", "stop ({path}) must be a list of texts, not 'x'."),
-        ("temp = -1", "temp ({path}): temperature must be at least 0, not -1.0."),
+        ("ctx_size = -1", "ctx_size ({path}): n_ctx must be at least 0, not -1."),
         (
             "gpu_layers = 'some'",
             "gpu_layers ({path}) must be a whole number or \"all\", not 'some'.",
@@ -120,6 +124,28 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECLLAMA_TOP_K", "many")
     with pytest.raises(UsageError, match=r"^top_k \(env SPECLLAMA_TOP_K\) must be a whole number"):
         settings.load()
+
+
+def test_a_variable_that_nothing_reads_is_warned_of_once(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings._warn_of.cache_clear()
+    for name in ("SPECLLAMA_TMEP", "SPECLLAMA_JSON_SCHEMA"):
+        monkeypatch.setenv(name, "0")
+    for name in ("SPECLLAMA_API_KEY", "SPECLLAMA_NO_HISTORY", "SPECLLAMA_TEMP"):
+        monkeypatch.setenv(name, "1")
+    assert cli("config", "show").err == (
+        "Warning: SPECLLAMA_JSON_SCHEMA is no setting. `specllama config show` lists all.\n"
+        "Warning: SPECLLAMA_TMEP is no setting. Did you mean SPECLLAMA_TEMP?\n"
+    )
+    assert cli("config", "show").err == ""
+
+
+def test_every_variable_the_package_reads_is_known() -> None:
+    package = Path(settings.__file__).parents[1]
+    texts = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    read = {name for text in texts for name in re.findall(r'"(SPECLLAMA_[A-Z_]+[A-Z])"', text)}
+    assert read <= set(settings._OTHER_VARIABLES)
 
 
 def test_config_show(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

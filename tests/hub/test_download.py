@@ -200,12 +200,17 @@ def test_no_such_file(stocked: StandIn) -> None:
         downloader.fetch(downloader.listing(), ["other.gguf"])
 
 
-def test_a_file_name_cannot_leave_the_folder(stocked: StandIn, tmp_path: Path) -> None:
-    stocked.repos[REPO]["../evil.gguf"] = DATA
+@pytest.mark.parametrize(
+    "name", ["../evil.gguf", "{tmp}/evil.gguf", "..\\evil.gguf", "C:evil.gguf", "\\evil.gguf"]
+)
+def test_a_file_name_cannot_leave_the_folder(stocked: StandIn, tmp_path: Path, name: str) -> None:
+    name = name.format(tmp=tmp_path)
+    stocked.repos[REPO][name] = DATA
     downloader = Downloader(REPO, local_dir=tmp_path / "models")
     with pytest.raises(UsageError, match="No file"):
-        downloader.fetch(downloader.listing(), ["../evil.gguf"])
+        downloader.fetch(downloader.listing(), [name])
     assert not (tmp_path / "evil.gguf").exists()
+    assert stocked.downloads() == 0
 
 
 def test_a_server_that_is_down(stocked: StandIn) -> None:

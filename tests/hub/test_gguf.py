@@ -90,10 +90,10 @@ def test_type_tables_are_those_of_the_gguf_package() -> None:
 def test_a_large_vocabulary_is_read_at_once(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "big.gguf", tokens=[f"token{i}" for i in range(262_144)])
 
-    started = time.perf_counter()
+    started = time.process_time()
     vocabulary = read_language_model(path).vocabulary
     assert vocabulary.text(262_143) == "token262143"
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_not_gguf(tmp_path: Path) -> None:
@@ -135,6 +135,48 @@ def test_a_damaged_length_is_an_error_not_a_memory_hog(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**60) + bytes(50))
     with pytest.raises(NotAModel, match="its header breaks off"):
         read(path)
+
+
+def test_a_length_beyond_63_bits(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    keys = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2) + struct.pack("<Q", 2**63)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + keys + bytes(50))
+    with pytest.raises(NotAModel, match=r"bad\.gguf is not a complete GGUF file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("general.alignment", 0),
+        ("general.alignment", "abc"),
+        ("general.file_type", [1, 2]),
+        ("tokenizer.ggml.eot_token_id", "x"),
+        ("llama.context_length", "long"),
+        ("tokenizer.ggml.tokens", 5),
+    ],
+)
+def test_a_value_that_cannot_be(tmp_path: Path, key: str, value: object) -> None:
+    names = {"key": key, "value": value}
+    path = _write_metadata(tmp_path / "bad.gguf", **names)  # type: ignore[arg-type]
+    with pytest.raises(NotAModel, match=rf"bad\.gguf is not a complete GGUF file.*{key}"):
+        read(path)
+
+
+def _write_metadata(path: Path, key: str, value: object) -> Path:
+    """A file of one key, which the gguf package would not write like this."""
+    writer = reference.GGUFWriter(path, "llama")
+    if isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        assert isinstance(value, list)
+        writer.add_array(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 def test_a_big_endian_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specllama.errors import HubError, UsageError
-from specllama.hub.references import Reference, choose, parse, variants
+from specllama.hub.references import Reference, choose, labels, parse, variants
 
 FILES = {
     "m-Q4_K_M.gguf": 40,
@@ -29,6 +29,12 @@ FILES = {
             "https://huggingface.co/user/repo/blob/main/file.gguf",
             Reference("user/repo", "file.gguf"),
         ),
+        (
+            "https://huggingface.co/user/repo/resolve/main/my%20file.gguf?download=true",
+            Reference("user/repo", "my file.gguf"),
+        ),
+        ("user/repo:my file+x.GGUF", Reference("user/repo", "my file+x.GGUF")),
+        ("user/repo:my file", None),
         ("repo", None),
         ("a/b/c", None),
         ("../a", None),
@@ -100,8 +106,37 @@ def test_no_default_lists_what_there_is() -> None:
 
 def test_two_models_of_one_quantisation_need_a_file_name() -> None:
     files = {"a-Q4_K_M.gguf": 1, "b-Q4_K_M.gguf": 1}
-    with pytest.raises(UsageError, match="Several files of u/r fit"):
+    with pytest.raises(UsageError) as caught:
         choose(variants(files), Reference("u/r"))
+    assert str(caught.value) == (
+        "Several files of u/r fit: a-Q4_K_M.gguf, b-Q4_K_M.gguf. Name one: u/r:a-Q4_K_M.gguf"
+    )
+    assert choose(variants(files), Reference("u/r", "b-Q4_K_M.gguf")).files == ("b-Q4_K_M.gguf",)
+
+
+def test_a_label_selects_one_variant_alone() -> None:
+    files = {
+        "a-Q4_K_M.gguf": 1,
+        "b-Q4_K_M.gguf": 2,
+        "m-Q8_0.gguf": 3,
+        "x/m-Q6_K.gguf": 4,
+        "y/m-Q6_K.gguf": 5,
+        "m-Q6_K.gguf": 6,
+        "plain.gguf": 7,
+    }
+    found = variants(files)
+    names = labels(found)
+    assert names == [
+        "a-Q4_K_M.gguf",
+        "b-Q4_K_M.gguf",
+        "Q8_0",
+        "x/m-Q6_K.gguf",
+        "y/m-Q6_K.gguf",
+        "m-Q6_K.gguf",
+        "plain.gguf",
+    ]
+    assert [choose(found, Reference("u/r", name)) for name in names] == found
+    assert labels(found, taken={"Q8_0"})[2] == "m-Q8_0.gguf"
 
 
 def test_a_repository_without_models() -> None:

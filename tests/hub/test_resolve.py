@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama.errors import HubError, ModelNotFound, NotAModel, PairMismatch
+from specllama.errors import HubError, ModelNotFound, NotAModel, PairMismatch, UsageError
 from specllama.hub import aliases, builtin, cache, catalogue
 from specllama.hub.aliases import Alias
+from specllama.hub.paths import data_dir, user_config
 from specllama.hub.references import Reference
 from specllama.hub.resolve import NotDownloaded, locate, resolve, resolve_pair
 from tests.hub.ggufs import write_gguf
@@ -229,6 +230,104 @@ def test_listing_and_deleting_cached_models() -> None:
 
     cache.delete([models[1]])
     assert not cache.repo_folder("user/repo").exists()
+
+
+def put_beside(model: Path, *names: str) -> list[Path]:
+    """Other files of the model's revision, as another program left them."""
+    links = []
+    for name in names:
+        blob = model.resolve().with_name(f"blob-{name}")
+        blob.write_text("theirs")
+        links.append(model.with_name(name))
+        links[-1].symlink_to(blob)
+    return links
+
+
+def test_deleting_leaves_what_other_programs_use() -> None:
+    model = put_into_cache("user/repo", "m-Q4_K_M.gguf")
+    blob = model.resolve()
+    theirs = put_beside(model, "model.safetensors", "config.json", "README.md")
+
+    cache.delete(cache.models())
+
+    assert [link.read_text() for link in theirs] == ["theirs"] * 3
+    assert not model.is_symlink()
+    assert not blob.exists()
+    assert cache.models() == []
+
+
+def test_a_readme_alone_is_not_kept() -> None:
+    model = put_into_cache("user/repo", "m-Q4_K_M.gguf")
+    put_beside(model, "README.md", ".gitattributes")
+
+    cache.delete(cache.models())
+
+    assert not cache.repo_folder("user/repo").exists()
+
+
+def test_two_files_of_one_quantisation_are_listed_and_found() -> None:
+    paths = [put_into_cache("user/two", f"{name}-Q4_K_M.gguf") for name in "ab"]
+
+    names = [model.name for model in cache.models()]
+
+    assert names == ["user/two:a-Q4_K_M.gguf", "user/two:b-Q4_K_M.gguf"]
+    assert [locate(name) for name in names] == paths
+    with pytest.raises(UsageError, match=r"Name one: user/two:a-Q4_K_M\.gguf$"):
+        locate("user/two:Q4_K_M")
+
+
+def test_a_renamed_file_of_an_older_revision_is_listed_by_its_name() -> None:
+    old = put_into_cache("user/repo", "old-Q4_K_M.gguf", "b" * 40, main=False)
+    new = put_into_cache("user/repo", "new-Q4_K_M.gguf")
+
+    names = [model.name for model in cache.models()]
+
+    assert names == ["user/repo:old-Q4_K_M.gguf", "user/repo:Q4_K_M"]
+    assert [locate(name) for name in names] == [old, new]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "user/repo:model.gguf",
+        "hf://user/repo:MODEL.GGUF",
+        "https://huggingface.co/user/repo/blob/main/model.gguf",
+        "https://huggingface.co/user/repo/resolve/main/model.gguf?download=true",
+    ],
+)
+def test_a_file_of_a_repository(name: str) -> None:
+    path = put_into_cache("user/repo", "model.gguf")
+    assert locate(name) == path
+
+
+def test_a_file_of_a_repository_that_is_not_here() -> None:
+    with pytest.raises(NotDownloaded) as caught:
+        locate("user/repo:my model.gguf")
+    assert caught.value.hint == "Run: specllama download 'user/repo:my model.gguf'"
+
+
+def test_a_file_of_that_name_wins_over_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put_into_cache("user/repo", "m.gguf")
+    write_gguf(tmp_path / "user" / "repo:m.gguf")
+    assert locate("user/repo:m.gguf") == Path("user/repo:m.gguf")
+
+
+def test_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelNotFound, match=r"Model file not found: ~nouser/x\.gguf"):
+        locate("~nouser/x.gguf")
+    monkeypatch.setenv("SPECLLAMA_HOME", "~nouser/x")
+    assert data_dir() == Path("~nouser/x")
+    assert user_config() == Path("~nouser/x/config.toml")
+
+
+def test_a_cache_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(HubError, match=r"The Hugging Face cache .*/file is no folder\."):
+        cache.models()
 
 
 def test_no_cache_at_all() -> None:

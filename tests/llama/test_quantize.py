@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from specllama.errors import EngineError, ModelError, SpecllamaError
+from specllama.hub.ggml_types import FILE_TYPES
 from specllama.hub.gguf import Header, read
 from specllama.hub.pair import check_files
 from specllama.llama import quantize
@@ -52,6 +53,21 @@ def test_the_bytes_that_stay(model: Header) -> None:
     assert quantize.pruned_bytes(model, [10, 11]) == 11 * each
 
 
+def test_the_bytes_of_the_file_are_those_and_the_metadata(model: Header) -> None:
+    metadata = model.file_size - model.weight_bytes
+    entry = 24 + len("blk.1.attn_q.weight") + 2 * 8
+    assert quantize.file_bytes(model, []) == model.file_size
+    assert quantize.file_bytes(model, [1]) == metadata - entry + 12 * 64 * 8 * 4
+    halves = quantize.file_bytes(model, [1], file_type=1)
+    assert halves == metadata - entry + 12 * 64 * 8 * 2
+
+
+@pytest.mark.parametrize("file_type", FILE_TYPES)
+def test_every_quantisation_takes_some_bytes(model: Header, file_type: int) -> None:
+    metadata = quantize.file_bytes(model, []) - model.weight_bytes
+    assert quantize.file_bytes(model, [], file_type) > metadata
+
+
 def test_layers_of_different_kinds_are_refused(tmp_path: Path) -> None:
     mixed = read(
         write_gguf(
@@ -71,6 +87,28 @@ def test_a_full_disk_is_seen_before(
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(SpecllamaError, match=r"takes 0 MB; .* has 0 MB left"):
         quantize.prune(model, tmp_path / "out.gguf", [1])
+    with pytest.raises(SpecllamaError, match=r"takes 0 MB; .* has 0 MB left"):
+        quantize.prune(model, tmp_path / "out.gguf", [1], file_type=2)
+
+
+def test_the_metadata_need_room_too(
+    model: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = quantize.pruned_bytes(model, [1])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(SpecllamaError, match="Make room"):
+        quantize.prune(model, tmp_path / "out.gguf", [1])
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    model: Header, tmp_path: Path, child: Callable[[str], None]
+) -> None:
+    child(
+        'echo half > "$4"; echo "failed to quantize: basic_ios::clear: iostream error" >&2; exit 1'
+    )
+    with pytest.raises(SpecllamaError, match=r"could not be written: .* MB left\. Make room"):
+        quantize.prune(model, tmp_path / "out.gguf", [1], file_type=2)
+    assert left(tmp_path) == set()
 
 
 def test_a_crash_is_a_sentence_and_leaves_what_was_there(
@@ -163,3 +201,15 @@ def test_the_result_loads_as_a_draft_of_its_target(target_file: Path, tmp_path: 
         assert row.shape == (model.n_vocab,)
         assert row.std() > 0
         context.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("file_type", [None, 2, 7])
+def test_the_file_is_as_large_as_announced(
+    target_file: Path, tmp_path: Path, file_type: int | None
+) -> None:
+    model, out = read(target_file), tmp_path / "draft.gguf"
+    quantize.prune(model, out, range(1, 29), file_type=file_type)
+    announced = quantize.file_bytes(model, range(1, 29), file_type)
+    assert announced <= out.stat().st_size
+    assert file_type == 2 or out.stat().st_size < announced + 4096
