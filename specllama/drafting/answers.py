@@ -8,6 +8,7 @@ go when the folder is full. Whoever reads or writes holds the folder's lock.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -42,6 +43,8 @@ _RECORD = struct.Struct("<4sII")
 _MARK = b"\xfe\xff\xff\xff"
 """In front of each answer; no bytes of ids below 2^24 look like it."""
 _SEGMENT_NAME = re.compile(r"(\d{8})-(\d{8})\.segment")
+_DRAFT_NAME = re.compile(rf"\.{_SEGMENT_NAME.pattern}\.\d+")
+"""What `write_arrays` calls a segment until it is whole."""
 _BYTES_A_TOKEN = 8
 
 
@@ -62,14 +65,18 @@ class Folder:
     Attributes:
         segments: oldest first.
         journal: the answers not yet in a segment, oldest first.
+        unread: the numbers of segments that cannot be opened.
         warnings: one or two sentences for each file that is not what it should be.
+        folded: the journal's first answers are in a segment already, and left out.
         damaged: not all of the journal could be read.
         foreign: the journal is not ours to add to.
     """
 
     segments: list[Segment] = field(default_factory=list)
     journal: list[Ids] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    folded: bool = False
     damaged: bool = False
     foreign: bool = False
 
@@ -134,13 +141,15 @@ class Answers:
     def _tidy(self) -> None:
         """Read the folder, and fold, merge and drop what is due."""
         with _locked(self.folder):
+            _delete_drafts(self.folder)
             found = _read_folder(self.folder, self._fingerprint)
             self.warnings += [text for text in found.warnings if text not in self.warnings]
             self._writable = not found.foreign
-            if found.damaged or _length(found.journal) > self._most_in_journal:
+            is_full = _length(found.journal) > self._most_in_journal
+            if found.damaged or found.folded or is_full:
                 self._fold(found)
-            if not found.warnings:
-                self._merge(found.segments)
+            if not found.foreign:
+                self._merge(found)
             self._drop_oldest(found)
         self._segments = found.segments
         self._recent, self._recent_indexes, self._n_recent = [], [], 0
@@ -155,10 +164,13 @@ class Answers:
         (self.folder / _JOURNAL).unlink(missing_ok=True)
         found.journal = []
 
-    def _merge(self, segments: list[Segment]) -> None:
+    def _merge(self, found: Folder) -> None:
         """Merge from the end while the older segment is less than twice the newer one."""
+        segments = found.segments
         while len(segments) > 1:
             older, newer = segments[-2:]
+            if any(older.last < number < newer.first for number in found.unread):
+                return
             if len(older.index) >= 2 * len(newer.index):
                 return
             if len(older.index) + len(newer.index) > self._most_tokens:
@@ -259,12 +271,14 @@ def _read_folder(folder: Path, fingerprint: str | None) -> Folder:
     found = Folder()
     for path, first, last in _segment_files(folder):
         try:
-            found.segments.append(Segment(path, first, last, _open(path, fingerprint)))
+            found.segments.append(_open(path, first, last, fingerprint))
         except ModelError as error:
+            found.unread.append(first)
             found.warnings.append(str(error))
     journal = folder / _JOURNAL
     if journal.exists():
         _read_journal(journal, fingerprint, found)
+        _leave_out_folded(found)
     return found
 
 
@@ -275,8 +289,15 @@ def _length(answers: list[Ids]) -> int:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with FileLock(folder / _LOCK, timeout=_LOCK_S):
+    lock = FileLock(folder / _LOCK, timeout=_LOCK_S)
+    try:
+        lock.acquire()
+    except NotImplementedError as error:
+        raise OSError(errno.ENOTSUP, "its file system has no locks") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _delete(path: Path) -> None:
@@ -286,6 +307,13 @@ def _delete(path: Path) -> None:
     except PermissionError:
         if os.name != "nt":
             raise
+
+
+def _delete_drafts(folder: Path) -> None:
+    """Delete what crashes have left of segments; whoever writes one holds the lock."""
+    for path in folder.iterdir():
+        if _DRAFT_NAME.fullmatch(path.name):
+            _delete(path)
 
 
 def _segment_files(folder: Path) -> list[tuple[Path, int, int]]:
@@ -310,11 +338,11 @@ def _next_number(folder: Path) -> int:
     return files[-1][2] + 1 if files else 1
 
 
-def _open(path: Path, fingerprint: str | None) -> SuffixIndex:
+def _open(path: Path, first: int, last: int, fingerprint: str | None) -> Segment:
     found = read_arrays(path, SEGMENT)
     if fingerprint is not None and found.fields["fingerprint"] != fingerprint:
         raise ModelError(f"{path} belongs to another vocabulary.", _REMEDY)
-    return SuffixIndex(found.arrays)
+    return Segment(path, first, last, SuffixIndex(found.arrays))
 
 
 def _append(path: Path, fingerprint: str, answer: Ids) -> None:
@@ -322,7 +350,8 @@ def _append(path: Path, fingerprint: str, answer: Ids) -> None:
     payload = answer.astype("<u4").tobytes()
     record = _RECORD.pack(_MARK, len(answer), zlib.crc32(payload)) + payload
     with open(path, "ab", opener=_private) as file:
-        if file.tell() == 0:
+        if file.tell() < _HEADER.size:
+            file.truncate(0)  # half a header is what a crash leaves
             record = _HEADER.pack(b"SPECJRNL", _JOURNAL_VERSION, fingerprint.encode()) + record
         file.write(record)
 
@@ -351,6 +380,18 @@ def _read_journal(path: Path, fingerprint: str | None, found: Folder) -> None:
             at = data.find(_MARK, at + 1)
     if found.damaged:
         found.warnings.append(f"{path} was damaged, perhaps by a crash. What is whole was kept.")
+
+
+def _leave_out_folded(found: Folder) -> None:
+    """A crash may come between the two steps of making a segment of a journal: what the segment
+    has is not taken from the journal as well."""
+    if not found.segments or found.segments[-1].first != found.segments[-1].last:
+        return
+    folded = list(found.segments[-1].index.documents())
+    first = found.journal[: len(folded)]
+    if len(first) == len(folded) and all(map(np.array_equal, folded, first)):
+        found.folded = True
+        del found.journal[: len(folded)]
 
 
 def _foreign(data: bytes, fingerprint: str | None) -> str | None:

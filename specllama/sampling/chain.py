@@ -40,13 +40,14 @@ _COLDEST = 1e-30
 class Sampler:
     """The sampling chain of one request; it keeps no state between calls."""
 
-    __slots__ = ("_adjusts", "_bias", "_bias_ids", "_few", "_log_min_p", "_params")
+    __slots__ = ("_adjusts", "_bias", "_bias_ids", "_few", "_forbids", "_log_min_p", "_params")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
         self._log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self._forbids = -math.inf in params.logit_bias.values()
         self._adjusts = params.penalises or len(self._bias_ids) > 0
         few = params.temperature > 0.0 and params.typical_p >= 1.0 and params.top_k <= FEW
         self._few = params.top_k if few else 0
@@ -62,14 +63,17 @@ class Sampler:
             constraint: what may be said there; all other tokens have no logit (-inf).
 
         Raises:
-            EngineError: the row holds NaN or infinity, or every token is forbidden.
+            EngineError: the row holds NaN or infinity.
+            NothingAllowed: every token is forbidden.
         """
         row = self._adjusted(logits, history) if self._adjusts else logits
         if constraint is None:
             return self._law(None, row)
         _check_finite(float(row.max()))
         ids = _permitted(row, constraint, self._params)
-        return self._law(ids, row[ids])
+        values = row[ids]
+        self._check_left(values)
+        return self._law(ids, values)
 
     def best(self, logits: Row, history: Sequence[int]) -> tuple[int, float]:
         """The most probable token, and about its probability at temperature 1.
@@ -81,6 +85,7 @@ class Sampler:
 
         Raises:
             EngineError: the row holds NaN or infinity.
+            NothingAllowed: every token is forbidden.
         """
         row = self._adjusted(logits, history) if self._adjusts else logits
         token = int(row.argmax())
@@ -178,9 +183,14 @@ class Sampler:
         row = logits.copy()
         inside = self._bias_ids < len(row)
         row[self._bias_ids[inside]] += self._bias[inside]
+        self._check_left(row)
         if params.penalises:
             _penalise(row, history, params)
         return row
+
+    def _check_left(self, values: Row) -> None:
+        if self._forbids and values.max() == -math.inf:
+            raise NothingAllowed(by_bias=True)
 
     def _truncated(self, values: Row, top: np.float32) -> IntArray | None:
         """Positions that typical-p, top-p and min-p leave; None when they leave all."""
@@ -365,8 +375,7 @@ def _check_finite(top: float) -> None:
     if not math.isfinite(top):
         raise EngineError(
             f"No token can be chosen: the largest logit is {top}.",
-            "Check logit_bias for forbidden tokens; otherwise the model file is damaged or "
-            "the device computes it wrongly.",
+            "The model file is damaged, or the device computes it wrongly.",
         )
 
 

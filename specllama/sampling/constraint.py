@@ -32,9 +32,12 @@ class Constraint(Protocol):
 
 
 class NothingAllowed(UsageError):
-    """The constraint leaves no token of a row."""
+    """The constraint leaves no token of a row, or `logit_bias` forbids all that it leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_bias: bool = False) -> None:
+        if by_bias:
+            super().__init__("No token can follow here: logit_bias forbids all that could.")
+            return
         super().__init__(
             "No token can follow here: the grammar allows none of the vocabulary.",
             "Check that the grammar can be continued at every place.",

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 
 from specllama.errors import UsageError
 
+LARGEST = 1e30
+"""Of a bias or a temperature: far from where float32 ends, also after a penalty."""
+
+_STRONGEST = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -32,20 +37,21 @@ class SamplingParams:
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, math.inf)
+        _check("temperature", self.temperature, 0.0, LARGEST)
         _check("top_k", self.top_k, 0, math.inf)
         _check("top_p", self.top_p, 0.0, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("typical_p", self.typical_p, 0.0, 1.0)
         _check("repeat_last_n", self.repeat_last_n, -1, math.inf)
-        if not 0.0 < self.repeat_penalty < math.inf:
-            raise UsageError(f"repeat_penalty must be above 0, not {self.repeat_penalty}.")
+        _check("repeat_penalty", self.repeat_penalty, 1 / _STRONGEST, _STRONGEST)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         if any(token < 0 for token in self.logit_bias):
             raise UsageError("logit_bias names tokens by ids of 0 and above.")
-        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
-            raise UsageError("logit_bias values must be finite, or -inf to forbid a token.")
+        if any(bias != -math.inf and not abs(bias) <= LARGEST for bias in self.logit_bias.values()):
+            raise UsageError(
+                f"logit_bias values must be at most {LARGEST:g} in size, or -inf to forbid a token."
+            )
 
     @property
     def penalises(self) -> bool:

@@ -46,6 +46,9 @@ log = logging.getLogger("specllama.server")
 PING_S = 15.0
 """Seconds of silence (a long prompt is read) after which a stream says that it lives."""
 
+MOST_ERRORS = 100
+"""Of a body, those that are looked at for the one to tell."""
+
 LONGEST_WAIT_S = 60
 """The most a client is told to wait when the queue is full."""
 
@@ -146,7 +149,7 @@ class Route(APIRoute):
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return invalid_body(error.errors(), error.body).response()
+                return invalid_body(error.errors()[:MOST_ERRORS], error.body).response()
             except ClientGone:
                 return Response(status_code=499)
             except Exception as error:
@@ -326,27 +329,29 @@ class Api:
     async def tokenize(self, body: TokenizeRequest) -> Response:
         """A text's token ids."""
         vocabulary = self._vocabulary
-        ids = await asyncio.to_thread(
-            vocabulary.tokenize,
-            body.content,
-            special=body.parse_special,
-            add_bos=body.add_special and vocabulary.add_bos,
-        )
-        if not body.with_pieces:
-            return JSONResponse({"tokens": ids})
-        pieces = [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in ids]
-        return JSONResponse({"tokens": pieces})
+        add_bos = body.add_special and vocabulary.add_bos
+
+        def tokenized() -> list[Any]:
+            ids = vocabulary.tokenize(body.content, special=body.parse_special, add_bos=add_bos)
+            if not body.with_pieces:
+                return ids
+            return [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in ids]
+
+        return await asyncio.to_thread(lambda: JSONResponse({"tokens": tokenized()}))
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         """The text of token ids."""
-        wrong = next((token for token in body.tokens if token >= self._vocabulary.size), None)
-        if wrong is not None:
-            size = self._vocabulary.size
-            raise ApiError(
-                400, f"Token {wrong} is not in the vocabulary (0 to {size - 1}).", param="tokens"
-            )
-        raw = b"".join(self._vocabulary.piece(token, special=True) for token in body.tokens)
-        return JSONResponse({"content": raw.decode("utf-8", "replace")})
+        size = self._vocabulary.size
+
+        def text() -> str:
+            wrong = next((token for token in body.tokens if token >= size), None)
+            if wrong is not None:
+                sentence = f"Token {wrong} is not in the vocabulary (0 to {size - 1})."
+                raise ApiError(400, sentence, param="tokens")
+            raw = b"".join(self._vocabulary.piece(token, special=True) for token in body.tokens)
+            return raw.decode("utf-8", "replace")
+
+        return await asyncio.to_thread(lambda: JSONResponse({"content": text()}))
 
 
 async def _stream(

@@ -5,6 +5,7 @@ UsageError, bad bodies        400 (what pydantic found is said with the field's 
 QueueFull                     429 queue_full, with Retry-After
 PoolClosed                    503 shutting_down
 OutOfMemory, EngineError, …   500 server_error
+RecursionError                400: nothing but a deeply nested body makes the server recurse
 anything else                 500 server_error; the traceback goes to the log, not to the client
 """
 
@@ -107,6 +108,8 @@ def api_error(error: BaseException) -> ApiError:
             return shutting_down()
         case UsageError():
             return ApiError(400, str(error))
+        case RecursionError():
+            return ApiError(400, "The request is nested too deeply.")
         case HTTPException():
             return _http_error(error)
         case SpecllamaError():

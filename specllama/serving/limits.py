@@ -68,7 +68,7 @@ class Guard:
             )
         if origin is None or "*" in self._origins or origin in self._origins:
             return None
-        if urlsplit(origin).netloc == host:
+        if _place_of(origin) == host:
             return None
         return ApiError(
             403,
@@ -80,6 +80,13 @@ class Guard:
 def _name_of(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
     except ValueError:
         return ""
 

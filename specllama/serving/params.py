@@ -57,18 +57,18 @@ def generation_params(
     """How this request is generated.
 
     Args:
-        schema: a JSON schema that the reply has to follow for another reason (a forced call).
+        schema: a JSON schema that the reply has to follow for another reason (a forced call). It
+            also ends the reply: a stop string would only cut the call.
 
     Raises:
         ApiError, UsageError: values that contradict each other, or that no model can serve.
     """
-    stop = request.stop
     return replace(
         defaults,
         max_tokens=_max_tokens(request, defaults),
         sampling=_sampling(request, defaults.sampling),
         seed=_seed(request, defaults),
-        stop=defaults.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        stop=_stop(request, defaults) if schema is None else (),
         verify=request.verify or defaults.verify,
         **_constraint(request, defaults, schema),
         **_drafting(request, defaults),
@@ -80,6 +80,12 @@ def _max_tokens(request: Settings, defaults: GenerationParams) -> int | None:
     newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
     asked = request.max_tokens if newer is None else newer
     return defaults.max_tokens if asked is None else asked
+
+
+def _stop(request: Settings, defaults: GenerationParams) -> tuple[str, ...]:
+    if request.stop is None:
+        return defaults.stop
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
 def _seed(request: Settings, defaults: GenerationParams) -> int | None:

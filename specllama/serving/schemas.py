@@ -2,23 +2,52 @@
 
 Types are strict (a number in quotes is an error) and every value has a range, so that whatever gets
 past this file is of the right kind. Fields that are not named here are passed over, as every server
-of this API does; `params.py` names those that would change the reply.
+of this API does; `params.py` names those that would change the reply. Every list ends at its first
+error: a body of 8 MiB could have millions, each a thousand times its size.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from specllama.options import VerifyName
+from specllama.sampling.params import LARGEST
+from specllama.text.stop import LONGEST_STOP
 
 MOST_TOP_LOGPROBS = 20
 MOST_STOPS = 64
+MOST_MESSAGES = 100_000
+MOST_TOKENS = 1_000_000
+
+_TOKEN = re.compile("[0-9]{1,9}")
+
+
+def _fail_fast(biases: Any) -> Any:
+    """Of biases with a mistake only that one, as `fail_fast` does for lists."""
+    if isinstance(biases, dict):
+        for token, bias in biases.items():
+            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not (_TOKEN.fullmatch(token) and is_number and -LARGEST <= bias <= LARGEST):
+                return {token: bias}
+    return biases
+
 
 Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Texts = str | Annotated[list[str], Field(max_length=MOST_STOPS)]
+TokenIds = Annotated[list[Tokens], Field(fail_fast=True, max_length=MOST_TOKENS)]
+Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
+Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)]
+Biases = Annotated[
+    dict[
+        Annotated[str, Field(pattern=f"^{_TOKEN.pattern}$")],
+        Annotated[float, Field(ge=-LARGEST, le=LARGEST)],
+    ],
+    Field(max_length=MOST_TOKENS),
+    BeforeValidator(_fail_fast),
+]
 
 
 class Body(BaseModel):
@@ -55,6 +84,9 @@ class Part(Body):
     text: str
 
 
+Content = str | Annotated[list[Part], Field(fail_fast=True)]
+
+
 class FunctionCall(Body):
     """A call that the assistant made."""
 
@@ -74,8 +106,8 @@ class ChatMessage(Body):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
 
     def text(self) -> str:
         """The content as one text."""
@@ -88,7 +120,7 @@ class Prediction(Body):
     """A text that the reply will resemble."""
 
     type: Literal["content"]
-    content: str | list[Part]
+    content: Content
 
     def text(self) -> str:
         """The content as one text."""
@@ -148,7 +180,7 @@ class Settings(Request):
     max_tokens: Tokens | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Texts | None = None
+    stop: Stop | Stops | None = None
     seed: Annotated[int, Field(ge=-1, lt=2**64)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -160,7 +192,7 @@ class Settings(Request):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], float] | None = None
+    logit_bias: Biases | None = None
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -173,21 +205,25 @@ class Settings(Request):
 class ChatRequest(Settings):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+    ]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-
-
-TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
 
 class CompletionRequest(Settings):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True, max_length=MOST_MESSAGES)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MOST_MESSAGES)]
+    )
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import socket
 from typing import Any
 
@@ -14,26 +16,40 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specllama.errors import UsageError
 from specllama.pool import Pool
 
+log = logging.getLogger("specllama.server")
+
 HEADERS_TIMEOUT_S = 15.0
 """A connection that has not finished asking by then is closed."""
+
+SEND_TIMEOUT_S = 30.0
+"""A client that takes nothing for so long has gone, whatever its connection says."""
 
 KEEP_ALIVE_S = 30
 
 GRACE_S = 5.0
 """Replies under way at the first Ctrl-C have so long to end; a second Ctrl-C ends them at once."""
 
+STUCK_S = 5.0
+"""A reply that was cancelled ends within a round; one that takes longer is not waited for."""
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
 TOLD_S = 1.0
 """How long the clients of cancelled replies may take to read that they were cancelled."""
 
 
 class ImpatientProtocol(H11Protocol):
-    """Closes connections whose request's headers do not come."""
+    """Closes connections whose request's headers do not come, or whose replies are not taken."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, but not for ever."""
         super().connection_made(transport)
+        # at any byte left behind, not only above 64 KiB: those would be kept for ever
+        transport.set_write_buffer_limits(high=0)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -46,9 +62,37 @@ class ImpatientProtocol(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._wait_no_more()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        super().pause_writing()
+        if self._sending is None:
+            self._look_later()
+
+    def resume_writing(self) -> None:
+        """It has taken all of it."""
+        self._taken()
+        super().resume_writing()
+
+    def _look_later(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._sending = self.loop.call_later(SEND_TIMEOUT_S, self._look, left)
+
+    def _look(self, left: int) -> None:
+        """Give a slow client more time, one that takes nothing none."""
+        if self.transport.get_write_buffer_size() < left:
+            self._look_later()
+        else:
+            self.transport.abort()
+
+    def _taken(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.abort)
@@ -85,14 +129,21 @@ class Server(uvicorn.Server):
         closing = asyncio.create_task(self._close_pool_later())
         try:
             await super().shutdown(sockets)
-            if self.force_exit:
-                await asyncio.to_thread(self._pool.close)
-                if waiting := set(self.server_state.tasks):
-                    await asyncio.wait(waiting, timeout=TOLD_S)
+            await self._close_pool_now()
+            if self.force_exit and (waiting := set(self.server_state.tasks)):
+                await asyncio.wait(waiting, timeout=TOLD_S)
         finally:
             closing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await closing
+
+    async def _close_pool_now(self) -> None:
+        """Or end the process: nothing else ends a thread that is stuck in llama.cpp."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self._pool.close))
+        _, stuck = await asyncio.wait([closing], timeout=STUCK_S)
+        if stuck:
+            log.error("A reply cannot be stopped; the server ends without it.")
+            os._exit(INTERRUPTED)
 
     async def _close_pool_later(self) -> None:
         await asyncio.sleep(GRACE_S)

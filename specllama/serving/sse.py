@@ -6,18 +6,15 @@ Ctrl-C, where replies under way are to be finished.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-SEND_TIMEOUT_S = 30.0
-"""A client that takes nothing for so long has gone, whatever its connection says."""
 
 
 class EventStream(StreamingResponse):
@@ -37,18 +34,6 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._close()
-
-    async def stream_response(self, send: Send) -> None:
-        """Send all of it; a send that hangs ends the stream."""
-
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(message)
-
-        try:
-            await super().stream_response(send_in_time)
-        except TimeoutError:
-            return
 
 
 def event(data: Any) -> bytes:

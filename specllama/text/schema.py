@@ -18,7 +18,15 @@ from urllib.parse import unquote
 from specllama.errors import UsageError
 from specllama.text import schema_text as text
 from specllama.text.gbnf import alternatives, literal, repeated
-from specllama.text.schema_merge import OF_TYPE, TYPES, Unservable, checked, disjoint, merged
+from specllama.text.schema_merge import (
+    OF_TYPE,
+    TYPES,
+    Unservable,
+    all_disjoint,
+    checked,
+    merged,
+    written,
+)
 from specllama.text.schema_numbers import Bound, integers, numbers
 
 Schema = Mapping[str, Any] | bool
@@ -42,6 +50,13 @@ _USES = {
     "value": ("object", "array", "string", "number", "boolean", "null"),
 }
 _MOST_REPEATED = 1000
+# Schemas come from strangers; a small one may stand for more than anybody can wait for.
+_LONGEST_SCHEMA = 400_000
+_LARGEST_GRAMMAR = 5_000_000
+_RULE_COST = 100
+_MOST_MERGED = 2000
+_MOST_TAKEN = 50_000
+_LONGEST_NAME = 60
 
 
 def to_gbnf(schema: Schema) -> str:
@@ -66,9 +81,15 @@ class _Converter:
         self._document = schema
         self._rules: dict[str, str] = {}
         self._references: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._flats: dict[str, dict[str, Any]] = {}
+        self._size = 0
+        self._n_merged = 0
 
     def grammar(self) -> str:
         """All rules, the root first."""
+        if len(written(self._document)) > _LONGEST_SCHEMA:
+            raise Unservable("#", f"it has more than {_LONGEST_SCHEMA:,} characters")
         root = self._rule(self._document, "#", "root")
         if root != "root":
             self._rules["root"] = root
@@ -85,11 +106,20 @@ class _Converter:
 
     def _new_name(self, wish: str) -> str:
         """A name that no rule has; it is taken at once."""
-        wish = re.sub(r"[^a-zA-Z0-9]+", "-", wish).strip("-") or "x"
-        name, number = wish, 2
+        wish = re.sub(r"[^a-zA-Z0-9]+", "-", wish).strip("-")[:_LONGEST_NAME] or "x"
+        name, number = wish, self._numbers.get(wish, 2)
         while name in self._rules or (name in _PRIMITIVES):
             name, number = f"{wish}-{number}", number + 1
+        self._numbers[wish] = number
         self._rules[name] = ""
+        return name
+
+    def _fill(self, name: str, rule: str) -> str:
+        """Give a name its rule."""
+        self._size += len(rule) + _RULE_COST
+        if self._size > _LARGEST_GRAMMAR:
+            raise Unservable("#", "its grammar would be too large")
+        self._rules[name] = rule
         return name
 
     # schemas
@@ -108,17 +138,16 @@ class _Converter:
         if not flat:
             return self._primitive("value")
         name = self._new_name(wish)
-        self._rules[name] = self._alternatives(flat, where, name)
-        return name
+        return self._fill(name, self._alternatives(flat, where, name))
 
     def _referred(self, reference: Any, where: str) -> str:
         """The rule for what a reference names; there is one, however often it is named."""
         if reference not in self._references:
             target = self._find(reference, where)
-            self._flat(target, reference, (reference,))  # finds references in a circle
+            self._flat_reference(reference, where, ())  # finds references in a circle
             wish = str(reference).rpartition("/")[2]
             name = self._references[reference] = self._new_name(wish)
-            self._rules[name] = self._rule(target, reference, wish)
+            self._fill(name, self._rule(target, reference, wish))
         return self._references[reference]
 
     def _find(self, reference: Any, where: str) -> Schema:
@@ -130,7 +159,7 @@ class _Converter:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            elif isinstance(found, list) and _is_place(key, found):
                 found = found[int(key)]
             else:
                 raise Unservable(where, f"the reference {reference!r} leads nowhere")
@@ -151,13 +180,25 @@ class _Converter:
         reference, parts = own.pop("$ref", None), own.pop("allOf", ())
         flat: dict[str, Any] = {}
         if reference is not None:
-            if reference in through:
-                raise Unservable(where, f"the reference {reference!r} leads back to itself")
-            target = self._find(reference, where)
-            flat = self._flat(target, reference, (*through, reference))
+            flat = self._flat_reference(reference, where, through)
         for n, part in enumerate(parts):
-            flat = merged(flat, self._flat(part, f"{where}/allOf/{n}", through), where)
-        return merged(flat, own, where)
+            flat = self._merged(flat, self._flat(part, f"{where}/allOf/{n}", through), where)
+        return self._merged(flat, own, where)
+
+    def _flat_reference(self, reference: str, where: str, through: Sequence[str]) -> dict[str, Any]:
+        """What a reference names, flat; worked out once, however often it is named."""
+        if reference in through:
+            raise Unservable(where, f"the reference {reference!r} leads back to itself")
+        if reference not in self._flats:
+            target = self._find(reference, where)
+            self._flats[reference] = self._flat(target, reference, (*through, reference))
+        return self._flats[reference]
+
+    def _merged(self, first: dict[str, Any], second: dict[str, Any], where: str) -> dict[str, Any]:
+        self._n_merged += bool(first and second)
+        if self._n_merged > _MOST_MERGED:
+            raise Unservable(where, f"more than {_MOST_MERGED} schemas would have to be merged")
+        return merged(first, second, where)
 
     def _alternatives(self, flat: dict[str, Any], where: str, name: str) -> str:
         """The expression of a flat schema."""
@@ -179,14 +220,12 @@ class _Converter:
         flats = []
         for n, branch in enumerate(branches):
             flats.append(self._flat(branch, f"{where}/{n}", ()))
-        if exclusive and not all(
-            disjoint(flats[m], flats[n]) for n in range(len(flats)) for m in range(n)
-        ):
+        if exclusive and not all_disjoint(flats, where):
             raise Unservable(where, "its branches may overlap (anyOf can be served)")
         if not rest:
             places = enumerate(branches)
             return alternatives(self._rule(b, f"{where}/{n}", f"{name}-{n}") for n, b in places)
-        wholes = [merged(flat, rest, where) for flat in flats]
+        wholes = [self._merged(flat, rest, where) for flat in flats]
         return alternatives(
             self._rule(whole, f"{where}/{n}", f"{name}-{n}") for n, whole in enumerate(wholes)
         )
@@ -209,7 +248,7 @@ class _Converter:
 
     def _object(self, flat: dict[str, Any], where: str, name: str) -> str:
         properties = dict(flat.get("properties", {}))
-        required = list(flat.get("required", ()))
+        required = dict.fromkeys(flat.get("required", ()))
         # without properties of its own an object is free; beside properties others are left out
         extra: Schema = flat.get("additionalProperties", not properties)
         for key in required:
@@ -228,9 +267,10 @@ class _Converter:
         return f'"{{" {self._primitive("ws")} {members} "}}"'
 
     def _pair(self, key: str, schema: Schema, where: str, name: str) -> str:
-        value = self._rule(schema, f"{where}/properties/{key}", f"{name}-{key}")
-        written = literal(json.dumps(key, ensure_ascii=False) + ":")
-        return f"{written} {self._primitive('ws')} {value}"
+        place = f"{where}/properties/{key[:_LONGEST_NAME]}"
+        value = self._rule(schema, place, f"{name}-{key}")
+        quoted = literal(json.dumps(key, ensure_ascii=False) + ":")
+        return f"{quoted} {self._primitive('ws')} {value}"
 
     def _members(
         self,
@@ -256,14 +296,14 @@ class _Converter:
         return first
 
     def _added(self, wish: str, rule: str) -> str:
-        name = self._new_name(wish)
-        self._rules[name] = rule
-        return name
+        return self._fill(self._new_name(wish), rule)
 
     def _extra(self, schema: Schema, taken: Sequence[str], where: str, name: str) -> str:
         """A member under any other key than those of the properties."""
         value = self._rule(schema, f"{where}/additionalProperties", f"{name}-extra")
         key = self._primitive("string")
+        if sum(map(len, taken)) > _MOST_TAKEN:
+            raise Unservable(where, "too many property names for additionalProperties beside them")
         if taken:
             key = self._added(f"{name}-key", text.quoted(text.other_than(taken)))
         return self._added(f"{name}-pair", f'{key} ":" {self._primitive("ws")} {value}')
@@ -312,6 +352,10 @@ class _Converter:
             return text.quoted(text.matching(flat["pattern"]))
         except text.UnsupportedPattern as error:
             raise Unservable(where, f"the pattern {flat['pattern']!r}: {error}") from error
+
+
+def _is_place(key: str, found: Sequence[Any]) -> bool:
+    return bool(re.fullmatch("[0-9]{1,9}", key)) and int(key) < len(found)
 
 
 def _constants(flat: dict[str, Any], where: str) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 Flat = dict[str, Any]
@@ -102,6 +104,8 @@ _SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "multipleOf": lambda value: _is_number(value) and value > 0,
 }
 
+_MOST_COMPARED = 100
+
 _LARGER = ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum")
 _SMALLER = ("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum")
 
@@ -119,7 +123,7 @@ def checked(schema: Any, where: str) -> Mapping[str, Any] | bool:
         if key not in _SHAPES:
             raise Unservable(where, f"the keyword {key!r} is not supported")
         if not _SHAPES[key](value):
-            raise Unservable(where, f"{key} cannot be {_written(value)[:40]}")
+            raise Unservable(where, f"{key} cannot be {written(value)[:40]}")
         kept[key] = value
     return kept
 
@@ -159,7 +163,7 @@ def _check_closed(first: Flat, second: Flat, where: str) -> None:
 
 def _both(key: str, one: Any, other: Any, where: str) -> Any:
     """What a keyword has to be for both of its values to hold."""
-    if _written(one) == _written(other):
+    if one is other or written(one) == written(other):
         return one
     if key in _LARGER:
         return max(one, other)
@@ -171,20 +175,32 @@ def _both(key: str, one: Any, other: Any, where: str) -> Any:
         case "required":
             return list(dict.fromkeys([*one, *other]))
         case "enum":
-            known = {_written(value) for value in other}
-            return [value for value in one if _written(value) in known]
+            known = {written(value) for value in other}
+            return [value for value in one if written(value) in known]
         case "uniqueItems":
             return True
         case "properties":
             return {
-                name: {"allOf": [one[name], other[name]]}
+                name: _all_of(one[name], other[name])
                 if name in one and name in other
                 else one.get(name, other.get(name))
                 for name in [*one, *(name for name in other if name not in one)]
             }
         case "items" | "additionalProperties" if _is_schema(one) and _is_schema(other):
-            return {"allOf": [one, other]}
+            return _all_of(one, other)
     raise Unservable(where, f"two different {key} cannot be served together")
+
+
+def _all_of(one: Any, other: Any) -> Flat:
+    """Two schemas at once. Parts are not nested and none is there twice, so that it stays smaller
+    than the document, however often its parts are named."""
+    parts: list[Any] = []
+    for schema in (one, other):
+        only: Any = schema.get("allOf") if isinstance(schema, Mapping) and len(schema) == 1 else ()
+        for part in only if _is_schemas(only) else [schema]:
+            if not any(part is known for known in parts):
+                parts.append(part)
+    return {"allOf": parts}
 
 
 def _both_types(one: Any, other: Any, where: str) -> list[str]:
@@ -202,31 +218,81 @@ def _types(value: Any) -> set[str]:
     return set(value) if _is_list(value) else {value}
 
 
-def disjoint(first: Flat, second: Flat) -> bool:
-    """Whether it is plain that no value is valid under both: other types, other fixed values, or
-    objects that are told apart by a required property with other fixed values."""
-    values, others = _fixed(first), _fixed(second)
-    if values is not None and others is not None:
-        return not values & others
-    kinds, other_kinds = _kinds(first), _kinds(second)
-    if not kinds & other_kinds:
+def all_disjoint(flats: Sequence[Flat], where: str) -> bool:
+    """Whether it is plain that no value is valid under two of them.
+
+    Raises:
+        Unservable: they are too many to be compared one by one.
+    """
+    branches = [_Branch.of(flat) for flat in flats]
+    if _told_apart([branch.values for branch in branches]):
         return True
-    if kinds != {"object"} or other_kinds != {"object"}:
-        return False
-    for name in set(first.get("required", ())) & set(second.get("required", ())):
-        tag, other_tag = (flat.get("properties", {}).get(name) for flat in (first, second))
-        if isinstance(tag, Mapping) and isinstance(other_tag, Mapping):
-            tags, other_tags = _fixed(tag), _fixed(other_tag)
-            if tags is not None and other_tags is not None and not tags & other_tags:
-                return True
-    return False
+    common = set[str].intersection(*(set(branch.tags) for branch in branches))
+    if any(_told_apart([branch.tags[name] for branch in branches]) for name in common):
+        return True
+    if len(branches) > _MOST_COMPARED:
+        raise Unservable(
+            where,
+            f"more than {_MOST_COMPARED} branches without one property to tell them apart "
+            "(anyOf can be served)",
+        )
+    return all(one.is_apart(other) for one, other in combinations(branches, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What tells a schema from others.
+
+    Attributes:
+        values: the values it allows, where it lists them.
+        kinds: the types of values that may be valid.
+        tags: the values of properties that every value has, where it allows objects only.
+    """
+
+    values: set[str] | None
+    kinds: set[str]
+    tags: Mapping[str, set[str]]
+
+    @classmethod
+    def of(cls, flat: Flat) -> _Branch:
+        kinds = _kinds(flat)
+        return cls(_fixed(flat), kinds, _tags(flat) if kinds == {"object"} else {})
+
+    def is_apart(self, other: _Branch) -> bool:
+        """Whether it is plain that no value is valid under both: other types, other fixed values,
+        or objects that are told apart by a required property with other fixed values."""
+        if self.values is not None and other.values is not None:
+            return not self.values & other.values
+        if not self.kinds & other.kinds:
+            return True
+        common = self.tags.keys() & other.tags.keys()
+        return any(self.tags[name].isdisjoint(other.tags[name]) for name in common)
+
+
+def _told_apart(sets: Sequence[set[str] | None]) -> bool:
+    """Whether no two sets share a value; None is a set that nobody knows."""
+    known = [values for values in sets if values is not None]
+    total = sum(map(len, known))
+    return len(known) == len(sets) and total == len(set[str]().union(*known))
+
+
+def _tags(flat: Flat) -> dict[str, set[str]]:
+    """The required properties of fixed values."""
+    properties = flat.get("properties", {})
+    tags = {}
+    for name in flat.get("required", ()):
+        schema = properties.get(name)
+        values = _fixed(schema) if isinstance(schema, Mapping) else None
+        if values is not None:
+            tags[name] = values
+    return tags
 
 
 def _fixed(schema: Mapping[str, Any]) -> set[str] | None:
     """The values that a schema allows, written out, where it lists them."""
     if "const" in schema:
-        return {_written(schema["const"])}
-    return {_written(value) for value in schema["enum"]} if "enum" in schema else None
+        return {written(schema["const"])}
+    return {written(value) for value in schema["enum"]} if "enum" in schema else None
 
 
 def _kinds(flat: Flat) -> set[str]:
@@ -241,7 +307,7 @@ def _kinds(flat: Flat) -> set[str]:
     return {"number" if name == "integer" else name for name in names}
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """A value as JSON text; equal ones give equal text."""
     try:
         return json.dumps(value, sort_keys=True, allow_nan=False, default=dict)

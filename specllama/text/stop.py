@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from specllama.errors import UsageError
 
 ROOT = 0
+LONGEST_STOP = 1000
+"""Characters of a stop string; each takes some 400 bytes here."""
 
 
 class StopMatcher:
@@ -18,7 +20,7 @@ class StopMatcher:
     stop string is held back, all other text is released at once; a character costs amortised O(1).
 
     Raises:
-        UsageError: a stop string is empty.
+        UsageError: a stop string is empty, or longer than `LONGEST_STOP`.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -72,6 +74,8 @@ class StopMatcher:
     def _add(self, stop: str) -> None:
         if not stop:
             raise UsageError("A stop string must not be empty.")
+        if len(stop) > LONGEST_STOP:
+            raise UsageError(f"A stop string must have at most {LONGEST_STOP} characters.")
         state = ROOT
         for character in stop:
             if character not in self._next[state]:

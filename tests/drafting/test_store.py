@@ -200,6 +200,79 @@ def test_a_crash_beside_somebody_who_goes_on(tmp_path: Path) -> None:
     assert str(journal) in again.warnings[0]
 
 
+def test_half_a_header_beside_somebody_who_goes_on(tmp_path: Path) -> None:
+    known = texts(2)
+    answers = store(tmp_path)
+    header = module._HEADER.pack(b"SPECJRNL", 1, VOCABULARY.encode())
+    (answers.folder / "answers.journal").write_bytes(header[:20])
+    for text in known:
+        answers.remember(text)
+    again = store(tmp_path)
+    assert (kept(again), again.warnings) == (known, [])
+
+
+@pytest.mark.parametrize("n_more", [0, 2, 20])
+def test_a_crash_after_the_journal_became_a_segment(tmp_path: Path, n_more: int) -> None:
+    known = texts(7 + n_more)
+    answers = store(tmp_path)
+    for text in known[:7]:
+        answers.remember(text)
+    (segment,) = files(answers.folder)
+    for text in known[:7]:
+        module._append(answers.folder / "answers.journal", VOCABULARY, np.array(text, np.uint32))
+    assert look_into(answers.folder).journal == []
+    for text in known[7:]:
+        answers.remember(text)
+    again = store(tmp_path)
+    assert sorted(kept(again)) == sorted(known)
+    assert segment.exists() or n_more == 20
+
+
+def test_what_a_crash_leaves_of_a_segment_is_deleted(tmp_path: Path) -> None:
+    answers = store(tmp_path)
+    draft = answers.folder / ".00000001-00000001.segment.99999"
+    draft.write_bytes(b"x" * 100_000)
+    others = answers.folder / ".notes.1"
+    others.write_bytes(b"x")
+    store(tmp_path)
+    assert not draft.exists() and others.exists()
+
+
+@pytest.mark.parametrize("victim", [0, -1])
+def test_a_damaged_segment_does_not_end_merging(tmp_path: Path, victim: int) -> None:
+    cap = 400_000
+    answers = store(tmp_path, cap)
+    known = texts(800)
+    for text in known[:130]:
+        answers.remember(text)
+    segments = sorted(answers.folder.glob("*.segment"))
+    data = bytearray(segments[victim].read_bytes())
+    data[-5] ^= 1
+    segments[victim].write_bytes(data)
+    again = store(tmp_path, cap)
+    for text in known[130:]:
+        again.remember(text)
+    assert segments[victim].read_bytes() == data, "it may be of use to somebody"
+    assert len(list(answers.folder.glob("*.segment"))) < 9
+    found = kept(store(tmp_path, cap))
+    assert known[130:] == found[-670:]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    answers = store(tmp_path)
+    (warning,) = answers.warnings
+    assert "no locks" in warning
+    (text,) = texts(1)
+    answers.remember(text)
+    assert draft(answers, text[:10]) == text[10:20]
+    with pytest.raises(OSError, match="no locks"):
+        clear(answers.folder)
+
+
 def test_a_crash_after_a_merge(tmp_path: Path) -> None:
     known = texts(14)
     answers = store(tmp_path)

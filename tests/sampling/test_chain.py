@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from specllama.errors import EngineError
 from specllama.sampling.chain import Sampler, largest, logprob, top_logprobs
-from specllama.sampling.params import SamplingParams
+from specllama.sampling.constraint import NothingAllowed
+from specllama.sampling.params import LARGEST, SamplingParams
 
 NEUTRAL = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
 
@@ -295,8 +296,16 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, params: SamplingPa
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_forbidding_every_token_is_an_error(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, logit_bias={0: -math.inf, 1: -math.inf})
-    with pytest.raises(EngineError, match="logit_bias"):
+    with pytest.raises(NothingAllowed, match="logit_bias"):
         Sampler(params).distribution(row(1, 2), [])
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 1e6])
+@pytest.mark.parametrize("bias", [-LARGEST, LARGEST])
+def test_the_largest_settings_stay_within_float32(penalty: float, bias: float) -> None:
+    params = replace(NEUTRAL, repeat_penalty=penalty, logit_bias={0: bias}, temperature=LARGEST)
+    law = Sampler(params).distribution(row(1, -2, -math.inf), [0, 0, 1])
+    assert law.probs.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e30])

@@ -86,6 +86,17 @@ def test_nothing_allowed_is_an_error() -> None:
         Sampler(NEUTRAL).distribution(np.zeros(10, np.float32), (), Only(np.array([10])))
 
 
+@pytest.mark.parametrize("n_allowed", [1, 100])
+@pytest.mark.parametrize("params", [NEUTRAL, SamplingParams(), SamplingParams(temperature=0.0)])
+def test_forbidding_all_that_is_allowed_is_a_mistake(
+    params: SamplingParams, n_allowed: int
+) -> None:
+    tokens = np.arange(50, 50 + n_allowed)
+    forbidding = replace(params, logit_bias=dict.fromkeys(tokens.tolist(), -np.inf))
+    with pytest.raises(NothingAllowed, match="logit_bias"):
+        Sampler(forbidding).distribution(np.zeros(N_VOCAB, np.float32), (), Only(tokens))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_broken_row_stays_an_error(temperature: float) -> None:
     row = np.zeros(N_VOCAB, np.float32)

@@ -64,11 +64,16 @@ def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(
-            script: Script = DEFAULT, *, slots: int = 2, max_queue: int = 2, **options: Any
+            script: Script = DEFAULT,
+            *,
+            slots: int = 2,
+            max_queue: int = 2,
+            decoder: Any = None,
+            **options: Any,
         ) -> Client:
             pool = FakePool(script, slots=slots, max_queue=max_queue)
-            options = {"name": "fake"} | options
-            return Client(stack.enter_context(serving(pool, ServerOptions(**options))), pool)
+            wanted = ServerOptions(**{"name": "fake"} | options)
+            return Client(stack.enter_context(serving(pool, wanted, decoder)), pool)
 
         yield start
 

@@ -36,6 +36,7 @@ class Script:
     Attributes:
         prompt_s, token_s: seconds before the first token, and before each.
         error: raised as the result after the tokens.
+        go: has to be set before the first token.
     """
 
     tokens: tuple[tuple[str, str], ...] = HELLO
@@ -43,6 +44,7 @@ class Script:
     prompt_s: float = 0.0
     token_s: float = 0.0
     error: Exception | None = None
+    go: threading.Event | None = None
 
 
 DEFAULT = Script()
@@ -77,6 +79,8 @@ class FakeTicket:
         script = self._pool.script
         with self._pool.slots:
             self.cancelled.wait(script.prompt_s)
+            if script.go is not None:
+                script.go.wait(20)
             for index, (text, source) in enumerate(script.tokens[: self._params.max_tokens]):
                 if self.cancelled.wait(script.token_s):
                     break

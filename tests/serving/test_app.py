@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+import time
 from typing import Any
 
 import pytest
+import requests
 
 from specllama.errors import EngineError
 from specllama.options import GenerationParams
 from specllama.sampling.params import SamplingParams
 from tests.serving.conftest import Client, Serve, error_of
-from tests.serving.fakes import Script
+from tests.serving.fakes import FakeDecoder, Script
+from tests.text.fakes import FakeVocabulary
 
 
 class TestChat:
@@ -223,6 +227,34 @@ def test_metrics(serve: Serve) -> None:
         assert re.search(rf"^specllama:{name}\b", text, re.M), name
 
 
+class SlowVocabulary(FakeVocabulary):
+    """Each piece takes a moment, as those of a million tokens do."""
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        time.sleep(0.005)
+        return super().piece(token, special=special)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/tokenize", {"content": "x" * 200, "with_pieces": True}),
+        ("/detokenize", {"tokens": [97] * 200}),
+    ],
+)
+def test_others_are_served_while_tokens_are_written(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
+    client = serve(decoder=FakeDecoder(vocabulary=SlowVocabulary(("hello",))))
+    found: list[requests.Response] = []
+    asking = threading.Thread(target=lambda: found.append(client.post(path, body)))
+    asking.start()
+    n_served = 0
+    while asking.is_alive():
+        n_served += client.get("/health").ok
+    assert found[0].ok and n_served > 5
+
+
 BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hello"}, "messages"),
@@ -244,6 +276,12 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"seed": 10**30}, "seed"),
     ({"stop": ""}, None),
     ({"stop": [5]}, "stop[0]"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"stop": ["a", "x" * 1001]}, "stop[1]"),
+    ({"logit_bias": {"5": 1e39}}, "logit_bias.5"),
+    ({"logit_bias": {"5": 10**400}}, "logit_bias.5"),
+    ({"logit_bias": {"1": 2, "5": True}}, "logit_bias.5"),
+    ({"repeat_penalty": 1e-38}, None),
     ({"logit_bias": {"hello": 1}}, "logit_bias.hello"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -289,6 +327,25 @@ class TestBadRequests:
         response = client.post("/v1/chat/completions", data=body, headers=headers)
         assert response.status_code == 400 and error_of(response)
         assert client.chat().ok
+
+    @pytest.mark.parametrize(
+        "field, entry",
+        [
+            ("prompt", "-1"), ("prompt", "[-1]"), ("prompt", "1"), ("messages", "{}"),
+            ("stop", "5"), ("logit_bias", '"x{}":1'), ("logit_bias", '"{}":"x"'),
+        ],
+    )  # fmt: skip
+    def test_many_mistakes_are_as_one(self, client: Client, field: str, entry: str) -> None:
+        count = 400_000 if ":" in entry else 1_100_000
+        entries = ",".join(entry.format(n) for n in range(count))
+        listed = f"{{{entries}}}" if ":" in entry else f"[{entries}]"
+        body = f'{{"prompt":"x","{field}":{listed}}}'
+        path = "/v1/chat/completions" if field == "messages" else "/v1/completions"
+        headers = {"content-type": "application/json"}
+        begun = time.process_time()
+        response = client.post(path, data=body, headers=headers)
+        assert response.status_code == 400 and error_of(response)["param"].startswith(field)
+        assert time.process_time() - begun < 4
 
     def test_another_kind_of_body(self, client: Client) -> None:
         response = client.post("/v1/chat/completions", data={"messages": "x"})

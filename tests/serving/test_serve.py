@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib.util
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from specllama.cli import model_flags
 from specllama.cli.main import run
 from specllama.cli.output import out
+from specllama.serving import server
 from tests.serving.fakes import FakeDecoder
 from tests.serving.real import Server, started
 
@@ -99,6 +104,42 @@ def stream(server: Server, tokens: int) -> Iterator[http.client.HTTPResponse]:
         connection.close()
 
 
+def wait_until_closed(server: Server) -> None:
+    """The first Ctrl-C has been seen: nobody is let in any more."""
+    host, port = server.root.removeprefix("http://").split(":")
+    deadline = time.monotonic() + 4
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the door stays open")
+
+
+def test_what_cannot_be_stopped_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread inside llama.cpp that does not come back: the process ends all the same."""
+    released, codes = threading.Event(), []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        released.set()
+
+    monkeypatch.setattr(server.os, "_exit", end)
+    monkeypatch.setattr(server, "STUCK_S", 0.05)
+    stuck: Any = SimpleNamespace(close=lambda: released.wait(20))
+    asyncio.run(server.Server(FastAPI(), stuck)._close_pool_now())
+    assert codes == [130]
+
+
+def test_a_pool_that_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.os, "_exit", lambda code: pytest.fail("left"))
+    closed = []
+    pool: Any = SimpleNamespace(close=lambda: closed.append(True))
+    asyncio.run(server.Server(FastAPI(), pool)._close_pool_now())
+    assert closed == [True]
+
+
 @pytest.mark.model
 class TestCtrlC:
     def test_once_lets_replies_end(self, target_file: Path, tmp_path: Path) -> None:
@@ -111,7 +152,7 @@ class TestCtrlC:
     def test_twice_does_not(self, target_file: Path, tmp_path: Path) -> None:
         with serving(target_file, tmp_path) as server, stream(server, 500) as reply:
             server.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+            wait_until_closed(server)  # two signals at once may be one to a starved process
             asked = time.monotonic()
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(20) == 130

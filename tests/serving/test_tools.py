@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.options import GenerationParams
 from specllama.serving.schemas import ChatRequest, Tool
 from specllama.serving.tools import CallReader, call_schema, forced_tools, messages_of
+from tests.serving.conftest import Client, Serve, error_of
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text('a}{" \\', max_size=6),
@@ -57,6 +59,31 @@ def test_references_still_lead_into_their_own_schema() -> None:
         {"const": "f"},
         {"const": "g"},
     ]
+
+
+def nested(levels: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def forcing(parameters: dict[str, object]) -> dict[str, object]:
+    """The fields that force a call."""
+    function = {"name": "f", "parameters": parameters}
+    return {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+
+
+def test_parameters_nested_too_deeply(client: Client) -> None:
+    response = client.chat(**forcing(nested(400)))
+    assert response.status_code == 400 and "nested too deeply" in error_of(response)["message"]
+
+
+def test_stop_strings_do_not_cut_a_call(serve: Serve) -> None:
+    client = serve(params=GenerationParams(stop=("x",)))
+    assert client.chat(stop=["a"], **forcing(nested(1))).ok
+    assert client.chat(stop=["a"]).ok
+    assert [params.stop for params in client.pool.params] == [(), ("a",)]
 
 
 @pytest.mark.parametrize("choice, names", [("required", ["f", "g"]), ("none", [])])

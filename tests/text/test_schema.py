@@ -7,6 +7,7 @@ of a tiny model that has a token for every byte.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -344,3 +345,67 @@ def test_endless_nesting_is_said() -> None:
         schema = {"anyOf": [schema]}
     with pytest.raises(UsageError, match="too deeply"):
         to_gbnf(schema)
+
+
+def doubling(levels: int, **beside: Any) -> dict[str, Any]:
+    """Each definition names the next one twice."""
+    definitions: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} | beside for n in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{levels}": {"type": "null"}}}
+
+
+def crossing(levels: int) -> dict[str, Any]:
+    """Two definitions a level, each both of the next level, in another order."""
+    definitions: dict[str, Any] = {}
+    for n in range(levels):
+        two = [{"$ref": f"#/$defs/{name}{n + 1}"} for name in "de"]
+        definitions |= {f"d{n}": {"allOf": two}, f"e{n}": {"allOf": two[::-1]}}
+    for name, title in (("d", 1), ("e", 2)):
+        definitions[f"{name}{levels}"] = {"properties": {"a": {"maxLength": title}}}
+    return {"$ref": "#/$defs/d0", "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        doubling(20),
+        crossing(18),
+        {"oneOf": [{"const": n} for n in range(3000)]},
+        {"oneOf": [{"properties": {"k": {"const": n}}, "type": "object", "required": ["k"]}
+                   for n in range(1000)]},
+        {"type": "object", "properties": {f"a{n}": {"type": "null"} for n in range(8000)}},
+        {"type": "object", "required": [f"a{n}" for n in range(4000)]},
+    ],
+    ids=["doubling", "crossing", "values", "tagged", "properties", "required"],
+)  # fmt: skip
+def test_large_ones_take_their_time_but_not_more(schema: Any) -> None:
+    begun = time.process_time()
+    assert to_gbnf(schema)
+    assert time.process_time() - begun < 3
+
+
+def expanding(levels: int) -> dict[str, Any]:
+    """Properties that refer twice to the next level, with something beside the reference."""
+    definitions: dict[str, Any] = {}
+    for n in range(levels):
+        next_one = {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]}
+        definitions[f"d{n}"] = {"properties": {"a": next_one, "b": next_one}}
+    return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{levels}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (expanding(17), "would be too large"),
+        ({"allOf": [{"properties": {f"a{n}": True}} for n in range(8000)]}, "be merged"),
+        ({"oneOf": [{"type": ["null", "integer"]}] * 101}, "more than 100 branches"),
+        ({"enum": ["x" * 1000] * 400}, "more than 400,000 characters"),
+    ],
+    ids=["expanding", "allOf", "oneOf", "enum"],
+)
+def test_what_takes_too_long_is_refused(schema: Any, reason: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(UsageError, match=reason):
+        to_gbnf(schema)
+    assert time.process_time() - begun < 10

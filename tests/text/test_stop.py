@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.errors import UsageError
-from specllama.text.stop import StopMatcher
+from specllama.text.stop import LONGEST_STOP, StopMatcher
 
 LETTERS = st.text("ab🦙", max_size=30)
 STOPS = st.lists(st.text("ab🦙", min_size=1, max_size=5), max_size=4)
@@ -76,3 +76,9 @@ def test_takes_a_new_text_after_a_stop_and_after_the_end() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(UsageError):
         StopMatcher(["a", ""])
+
+
+def test_one_that_is_too_long_is_refused() -> None:
+    assert StopMatcher(["x" * LONGEST_STOP]).stops
+    with pytest.raises(UsageError, match="1000 characters"):
+        StopMatcher(["x" * LONGEST_STOP + "x"])
