@@ -47,6 +47,7 @@ class Instant:
 
     rows: list[NDArray[np.float32]]
     n_ctx: int = 1 << 20
+    n_ctx_seq: int = 1 << 20
     n_batch: int = 512
     n_seq: int = 1 + BRANCHES
     n_outputs: int = N_LAWS
