@@ -325,7 +325,9 @@ class SpeculativeDecoder:
             UsageError, ModelError, ContextFull: as `stream_chat`.
         """
         ids = self._conversation_ids(messages)
-        asked = self.vocabulary.tokenize(messages[-1].content, special=False, add_bos=False)
+        params, asked = params or self._defaults, []
+        if params.copy_input:
+            asked = self.vocabulary.tokenize(messages[-1].content, special=False, add_bos=False)
         return self._reply(ids, asked, params, at_start=True)
 
     def _reply(
@@ -491,9 +493,9 @@ class SpeculativeDecoder:
         llama.cpp takes seconds for megabytes, and minutes for many control tokens.
         """
         n_ctx, size = self.n_ctx, sum(map(len, texts))
-        is_long = size > _USUAL_LONGEST * n_ctx  # else it is not worth looking at all tokens
-        longest = self._target.model.vocabulary.longest if is_long else size
-        if len(texts) > n_ctx or size > longest * n_ctx:
+        # the longest token is looked for where it matters: that takes .2 s for 49k tokens
+        is_long = size > _USUAL_LONGEST * n_ctx
+        if len(texts) > n_ctx or (is_long and size > self._target.model.vocabulary.longest * n_ctx):
             raise ContextFull(
                 f"The prompt has more tokens than the context takes ({n_ctx}).",
                 "Shorten it, or give a larger context (-c).",

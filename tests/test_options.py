@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specllama.errors import UsageError
-from specllama.options import MAX_PARALLEL, CacheType, ModelOptions, micro_batch
+from specllama.options import (
+    MAX_CELLS,
+    MAX_PARALLEL,
+    MAX_THREADS,
+    CacheType,
+    ModelOptions,
+    micro_batch,
+)
 
 
 def test_no_flash_attention_on_a_cpu() -> None:
@@ -59,7 +66,8 @@ def test_what_llama_cpp_cannot_do_is_refused(options: dict[str, int]) -> None:
 
 
 def test_the_largest_that_can_be() -> None:
-    ModelOptions(n_batch=2, parallel=225, threads=512, n_ctx=8192)
+    options = ModelOptions(n_batch=2, parallel=MAX_PARALLEL, threads=MAX_THREADS, n_ctx=8192)
+    assert options.parallel * options.n_ctx <= MAX_CELLS
 
 
 def test_branches_of_trees_fit_beside_all_generations(llama_cpp: None) -> None:

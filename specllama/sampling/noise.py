@@ -53,10 +53,13 @@ class SharedNoise:
         self._few: dict[int, dict[int, float]] = {}
         self._whole: dict[int, _Hashes] = {}
 
-    place = 0
+    @property
+    def place(self) -> int:
+        """Nothing is ever used up."""
+        return 0
 
     def go_back(self, place: int) -> None:
-        """Nothing is used up."""
+        """Whatever was drawn comes again anyway."""
 
     def pick(self, law: Distribution, position: int) -> int:
         """The token with the largest log-probability plus noise; ties by lowest id."""

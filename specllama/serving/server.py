@@ -30,7 +30,9 @@ GRACE_S = 5.0
 """Replies under way at the first Ctrl-C have so long to end; a second Ctrl-C ends them at once."""
 
 STUCK_S = 5.0
-"""A reply that was cancelled ends within a round; one that takes longer is not waited for."""
+"""How long the second Ctrl-C waits for llama.cpp, which ends no decode half-way."""
+
+LOOK_S = 0.1
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -129,7 +131,7 @@ class Server(uvicorn.Server):
         closing = asyncio.create_task(self._close_pool_later())
         try:
             await super().shutdown(sockets)
-            await self._close_pool_now()
+            await self._close_pool()
             if self.force_exit and (waiting := set(self.server_state.tasks)):
                 await asyncio.wait(waiting, timeout=TOLD_S)
         finally:
@@ -137,9 +139,12 @@ class Server(uvicorn.Server):
             with contextlib.suppress(asyncio.CancelledError):
                 await closing
 
-    async def _close_pool_now(self) -> None:
-        """Or end the process: nothing else ends a thread that is stuck in llama.cpp."""
+    async def _close_pool(self) -> None:
+        """Wait for its thread, or from a second Ctrl-C on end the process: nothing else ends a
+        thread that is stuck in llama.cpp."""
         closing = asyncio.ensure_future(asyncio.to_thread(self._pool.close))
+        while not (closing.done() or self.force_exit):
+            await asyncio.wait([closing], timeout=LOOK_S)
         _, stuck = await asyncio.wait([closing], timeout=STUCK_S)
         if stuck:
             log.error("A reply cannot be stopped; the server ends without it.")

@@ -128,16 +128,19 @@ def test_what_cannot_be_stopped_is_left_behind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(server.os, "_exit", end)
     monkeypatch.setattr(server, "STUCK_S", 0.05)
     stuck: Any = SimpleNamespace(close=lambda: released.wait(20))
-    asyncio.run(server.Server(FastAPI(), stuck)._close_pool_now())
+    serving = server.Server(FastAPI(), stuck)
+    serving.force_exit = True
+    asyncio.run(serving._close_pool())
     assert codes == [130]
 
 
-def test_a_pool_that_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_decode_is_waited_for_until_a_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.os, "_exit", lambda code: pytest.fail("left"))
+    monkeypatch.setattr(server, "STUCK_S", 0.0)
     closed = []
-    pool: Any = SimpleNamespace(close=lambda: closed.append(True))
-    asyncio.run(server.Server(FastAPI(), pool)._close_pool_now())
-    assert closed == [True]
+    pool: Any = SimpleNamespace(close=lambda: closed.append(time.sleep(0.3)))
+    asyncio.run(server.Server(FastAPI(), pool)._close_pool())
+    assert closed == [None]
 
 
 @pytest.mark.model
