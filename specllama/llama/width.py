@@ -7,7 +7,7 @@ neither (docs/exactness.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -58,11 +58,12 @@ class ConstantWidth(Context):
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
+        hidden: Mapping[int, Row] | None = None,
     ) -> list[Row]:
         """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
         decode = super().decode
         if not self.width or not tokens:
-            return decode(tokens, positions, sequences, outputs, meanwhile)
+            return decode(tokens, positions, sequences, outputs, meanwhile, hidden)
         first: Iterator[Decode] = iter([partial(decode, meanwhile=meanwhile)])
         return decode_filled(
             lambda *batch: next(first, decode)(*batch),
