@@ -121,13 +121,21 @@ class Bench:
         """Since the start."""
         return time.monotonic() - self.started
 
+    def chosen(self, peers: Sequence[Peer]) -> list[Peer]:
+        """The arms that were asked for, all if none was."""
+        return [peer for peer in peers if not self.args.arms or peer.name in self.args.arms]
+
     def target(self, size: str) -> Path:
         """The widened model's file."""
         return self.args.work / f"widened-{size}.gguf"
 
+    def draft(self, size: str) -> Path:
+        """The draft for it."""
+        return self.args.work / f"draft-{size}.gguf"
+
     def files(self, size: str) -> Files:
         """What all arms of a size load."""
-        return Files(self.target(size), self.args.draft, self.args.threads, self.args.ctx)
+        return Files(self.target(size), self.draft(size), self.args.threads, self.args.ctx)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -151,8 +159,9 @@ class Bench:
 def widening(bench: Bench, size: str) -> subprocess.Popen[bytes]:
     """Start to write a widened model."""
     shape = ["--as", size] if size in SHAPES else size.split()
-    command = [sys.executable, str(SCRIPTS / "widen_gguf.py")]
-    return subprocess.Popen([*command, str(bench.args.source), str(bench.target(size)), *shape])
+    files: list[Path | str] = [bench.args.source, bench.target(size)]
+    files += ["--draft", bench.args.draft, bench.draft(size)]
+    return subprocess.Popen([sys.executable, SCRIPTS / "widen_gguf.py", *files, *shape])
 
 
 def wait(process: subprocess.Popen[bytes]) -> None:
@@ -359,7 +368,7 @@ def check_flags(bench: Bench, size: str) -> None:
 def generated(bench: Bench, size: str, flags: str) -> dict[str, Any] | str:
     """What `specllama generate` says with such flags; why it failed."""
     command = [sys.executable, "-m", "specllama", "generate", *flags.split()]
-    command += ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
+    command += ["-m", str(bench.target(size)), "-md", str(bench.draft(size)), "-c", "512"]
     command += ["-t", str(bench.args.threads), "--json", FLAGS_ASKED]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FLAGS_S)
@@ -396,8 +405,8 @@ def measure(bench: Bench, size: str, until: float) -> None:
     with bench.part(f"{size}: costs"):
         engine.acquire()  # stays open for the arms
         measure_costs(bench, size, engine)
-    programs = native(bench.args.programs, bench.files(size))
-    groups = [ours(engine), *([program] for program in programs)]
+    programs = bench.chosen(native(bench.args.programs, bench.files(size)))
+    groups = [bench.chosen(ours(engine)), *([program] for program in programs)]
     if bench.target(size).stat().st_size < ON_ONE_CARD:
         groups = [[peer for group in groups for peer in group]]
     for number, group in enumerate(groups):
@@ -419,7 +428,7 @@ def run(bench: Bench) -> None:
     measure(bench, first, total * (0.5 if others else 0.8))
     writers = {size: widening(bench, size) for size in others}
     extras: tuple[Callable[[Bench, str], None], ...] = (measure_exactness, check_flags, simple)
-    for extra in extras:
+    for extra in () if bench.args.arms else extras:
         if bench.seconds > total * (0.65 if others else 1.0):
             bench.notes.append(f"{first}: no time left for {extra.__name__}.")
             continue
@@ -531,6 +540,8 @@ def _arguments() -> argparse.Namespace:
                         help="names, or widen_gguf's size flags")  # fmt: skip
     parser.add_argument("--temps", type=lambda text: [float(t) for t in text.split(",")],
                         default=[0.0, 0.8])  # fmt: skip
+    parser.add_argument("--arms", type=lambda text: text.split(","), default=[],
+                        help="these alone, and nothing else but costs")  # fmt: skip
     parser.add_argument("--per-kind", type=int, default=1, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--simple", type=int, default=4, help="replies of the one-shot program")

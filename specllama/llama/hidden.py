@@ -25,6 +25,7 @@ Row = NDArray[np.float32]
 
 WEIGHTS = "specllama.states"
 _EMBEDDING = "token_embd.weight"
+_ARCHITECTURE = "llama"  # others scale what they read
 
 
 class HiddenReader:
@@ -43,7 +44,7 @@ class HiddenReader:
 
     def __init__(self, header: Header) -> None:
         table = next((t for t in header.tensors if t.name == _EMBEDDING), None)
-        weights = np.array(header.metadata[WEIGHTS], np.float32)
+        weights = _numbers(header.metadata[WEIGHTS])
         if table is None or header.n_parts > 1 or table.type not in BLOCKS:
             raise _unfit(header)
         self.n_embd, n_vocab = table.shape
@@ -78,10 +79,18 @@ class HiddenReader:
 
 def hidden_reader(header: Header, width: int) -> HiddenReader | None:
     """What a draft reads beside a target with states of that width; None for tokens alone."""
-    if WEIGHTS not in header.metadata:
+    if WEIGHTS not in header.metadata or header.architecture != _ARCHITECTURE:
         return None
     reader = HiddenReader(header)
     return reader if reader.width == width else None
+
+
+def _numbers(values: Any) -> NDArray[np.float32]:
+    """Metadata as numbers; none where it is something else."""
+    try:
+        return np.array(values, np.float32).ravel()
+    except (TypeError, ValueError):
+        return np.empty(0, np.float32)
 
 
 def _unfit(header: Header) -> NotAModel:

@@ -62,9 +62,12 @@ class ConstantWidth(Context):
     ) -> list[Row]:
         """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
         decode = super().decode
+        self._places: Sequence[int] = range(len(tokens))
         if not self.width or not tokens:
             return decode(tokens, positions, sequences, outputs, meanwhile, hidden)
         first: Iterator[Decode] = iter([partial(decode, meanwhile=meanwhile)])
+        single = len(list(_runs(positions, sequences, self.width))) == 1
+        self._places = list(compress(self._places, outputs)) if single else ()
         return decode_filled(
             lambda *batch: next(first, decode)(*batch),
             self.truncate,
@@ -74,6 +77,10 @@ class ConstantWidth(Context):
             sequences,
             outputs,
         )
+
+    def hidden(self, index: int) -> Row | None:
+        """As `Context.hidden`; None where it took several decodes, of which the last is known."""
+        return super().hidden(self._places[index]) if self._places else None
 
 
 def decode_filled(
