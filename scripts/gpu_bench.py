@@ -540,8 +540,8 @@ def _arguments() -> argparse.Namespace:
                         help="names, or widen_gguf's size flags")  # fmt: skip
     parser.add_argument("--temps", type=lambda text: [float(t) for t in text.split(",")],
                         default=[0.0, 0.8])  # fmt: skip
-    parser.add_argument("--arms", type=lambda text: text.split(","), default=[],
-                        help="these alone, and nothing else but costs")  # fmt: skip
+    parser.add_argument("--arms", type=lambda text: text.split(";"), default=[],
+                        help="these alone (A;B;C), and nothing else but costs")  # fmt: skip
     parser.add_argument("--per-kind", type=int, default=1, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--simple", type=int, default=4, help="replies of the one-shot program")
