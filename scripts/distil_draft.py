@@ -18,7 +18,7 @@ import torch
 from distil.export import write_gguf
 from distil.generate import FIELDS, Seeds, Writer, write_text
 from distil.labels import Rows, label
-from distil.model import Llama, Shape, load_teacher, read_shape
+from distil.model import Llama, load_teacher, read_shape
 from distil.parallel import join
 from distil.train import GOING_ON, Batches, Schedule, Trainer, new_student, take_over
 
@@ -48,10 +48,10 @@ def written_rows(args: argparse.Namespace, teacher: Llama, rank: int, deadline: 
     if file.exists():
         log("labelling the text of an earlier run")
         stored = torch.load(file, map_location=teacher.head.device, weights_only=True)
-        return Rows(**stored, **labelled(args, teacher, stored["tokens"]))
+        return Rows(**stored, **labelled(teacher, stored["tokens"], args.top_k))
     seeds = Seeds(args.work / "seeds.npz")
     sizes = (args.batch, args.length, args.turns, args.top_k)
-    writer = Writer(teacher, seeds, *sizes, args.states, args.compiled)
+    writer = Writer(teacher, seeds, *sizes, args.compiled)
     if writer.cuda:
         writer.capture()
         log("graphs captured")
@@ -60,23 +60,21 @@ def written_rows(args: argparse.Namespace, teacher: Llama, rank: int, deadline: 
     return rows
 
 
-def labelled(
-    args: argparse.Namespace, teacher: Llama, tokens: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def labelled(teacher: Llama, tokens: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
     rows_a_step = max(1, 65536 // tokens.shape[1])
-    return label(teacher, tokens.long(), args.top_k, rows_a_step, args.states)
+    ids, log_probs = label(teacher, tokens.long(), k, rows_a_step)
+    return {"ids": ids, "log_probs": log_probs}
 
 
-def long_rows(args: argparse.Namespace, teacher: Llama, rows: Rows) -> Rows:
-    """Random short rows joined to long ones, scored as one text each."""
-    length = args.long_length
+def long_rows(teacher: Llama, rows: Rows, count: int, length: int, k: int) -> Rows:
+    """Random short rows joined to long ones, scored as one text each (positions up to length)."""
     each = length // rows.tokens.shape[1]
-    pick = torch.randperm(len(rows), device=rows.tokens.device)[: args.long_rows * each]
+    pick = torch.randperm(len(rows), device=rows.tokens.device)[: count * each]
     pick = pick[: len(pick) // each * each]
     joined = {
         name: getattr(rows, name)[pick].reshape(-1, length) for name in ("tokens", "chosen", "heat")
     }
-    return Rows(**joined, **labelled(args, teacher, joined["tokens"]))
+    return Rows(**joined, **labelled(teacher, joined["tokens"], k))
 
 
 def part(rows: Rows, which: slice) -> Rows:
@@ -104,9 +102,9 @@ def train(args: argparse.Namespace) -> None:
         torch.cuda.empty_cache()
         log(f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB at most while writing")
     held, rows = part(rows, slice(-args.held, None)), part(rows, slice(0, -args.held))
-    joined = long_rows(args, teacher, rows)
+    joined = long_rows(teacher, rows, args.long_rows, args.long_length, args.top_k)
     log(f"{len(rows)} rows of {args.length}, {len(joined)} of {args.long_length} a rank")
-    shape = student_shape(args, teacher.shape)
+    shape = teacher.shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
     student = new_student(teacher, shape, args.long_length, rows.tokens[-128:].long())
     del teacher
     if args.start:
@@ -126,11 +124,6 @@ def train(args: argparse.Namespace) -> None:
     ranks.leave()
 
 
-def student_shape(args: argparse.Namespace, target: Shape) -> Shape:
-    sizes = (args.width, args.layers, args.heads, args.kv_heads, args.ffn)
-    return target.student(*sizes, args.states)
-
-
 def save_draft(student: Llama, args: argparse.Namespace) -> None:
     tensors = {name: t.float().cpu().numpy() for name, t in student.state_dict().items()}
     write_gguf(tensors, student.shape, args.target, args.work / DRAFT, args.name)
@@ -141,7 +134,8 @@ def export(args: argparse.Namespace) -> None:
     """The draft as the last checkpoint has it."""
     state = torch.load(args.work / CHECKPOINT, map_location="cpu", weights_only=True)
     shape = read_shape(gguf.GGUFReader(args.target))
-    student = Llama(student_shape(args, shape), 1)
+    shape = shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
+    student = Llama(shape, 1)
     student.load_state_dict(state["student"])
     save_draft(student, args)
 
@@ -203,9 +197,6 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
         trains.add_argument(f"--{name}", type=type(default), default=default, help=text)
     trains.add_argument("--name", default="SmolLM2 135M Instruct draft", help="general.name")
     trains.add_argument("--start", type=Path, help="earlier draft (GGUF) to go on from")
-    trains.add_argument(
-        "--states", action="store_true", help="the draft also reads the target's hidden states"
-    )
     trains.add_argument("--eager", action="store_true", help="no torch.compile")
 
 

@@ -3,67 +3,67 @@
     python scripts/evaluate_draft.py TARGET.gguf DRAFT.gguf [DRAFT2.gguf ...]
 
 The target answers held-out prompts, one token a decode, greedily, at temperature 1 and with the
-usual sampler settings.  Each draft then scores that text in one pass, with the target's hidden
-states beside all tokens of the answer if it reads them, and without.  Greedy chains are drafted
-round by round, a state beside the first token of each.
+usual sampler settings.  Each draft then scores that text in one pass.  Where a greedy draft chain
+survives its context *is* the target's text, so rounds are counted exactly from the agreements.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 from distil.tokens import Tokenizer
-
-from specllama.hub.gguf import read
-from specllama.llama import model as llama
-from specllama.llama.context import Context
-from specllama.llama.hidden import hidden_reader
 
 CHAINS = (1, 2, 3, 4)
 PROMPTS = Path(__file__).with_name("heldout_prompts.jsonl")
 
 
-class Model:
-    """One GGUF with one sequence; a draft reads the target's hidden states if it can."""
+@llama_cpp.llama_log_callback
+def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
+    """Drop llama.cpp's log."""
 
-    def __init__(self, path: Path, context: int, threads: int, width: int = 0) -> None:
-        model = llama.Model(path, gpu_layers=0)
-        self.width, self.vocab = model.n_embd, model.n_vocab
-        self.context = Context(
-            model,
-            n_ctx=context,
-            n_batch=context,
-            n_outputs=context,
-            threads=threads,
-            reader=hidden_reader(read(path), width),
-        )
-        self.context.tells_hidden = True
+
+class Model:
+    """One GGUF with one sequence, through the low-level API."""
+
+    def __init__(self, path: Path, context: int, threads: int) -> None:
+        params = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise ValueError(f"cannot load {path}")
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = options.n_batch = context
+        options.n_threads = options.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, options)
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self.vocab = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._batch = llama_cpp.llama_batch_init(context, 0, 1)
+        self._past = 0
 
     def clear(self) -> None:
-        self.context.drop(0)
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_clear(memory, True)
+        self._past = 0
 
-    def decode(
-        self, tokens: Sequence[int], states: dict[int, np.ndarray] | None = None
-    ) -> np.ndarray:
-        """Append tokens; logits after each of them, [n, vocab] (a copy).
-
-        Args:
-            states: by place in tokens, the target's hidden state that said the token.
-        """
-        count, past = len(tokens), self.context.length(0)
-        places = range(past, past + count)
-        rows = self.context.decode(tokens, places, [(0,)] * count, [True] * count, hidden=states)
-        return np.stack(rows)
-
-    def cut(self, length: int) -> None:
-        self.context.truncate(0, length)
+    def decode(self, tokens: list[int]) -> np.ndarray:
+        """Append tokens; logits after each of them, [n, vocab] (a copy)."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, self._past + i
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
+        if llama_cpp.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        self._past += len(tokens)
+        logits = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, (len(tokens), self.vocab)).copy()
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -93,13 +93,12 @@ LAWS = {"greedy": greedy, "temperature 1": softmax, "usual": usual}
 
 @dataclass(slots=True)
 class Text:
-    """One answer: what the draft has to predict, and the target's law and state at each token."""
+    """One answer: what the draft has to predict, and the target's law at each token of it."""
 
     kind: str
     tokens: list[int]
     start: int
     laws: np.ndarray
-    states: np.ndarray
 
 
 def write_answer(
@@ -108,62 +107,40 @@ def write_answer(
     """The target's answer of at most `count` tokens; the end token counts as one."""
     rng = np.random.default_rng(seed)
     target.clear()
-    tokens, laws, states = list(prompt), [], []
-    target.decode(prompt[:-1])
-    logits = target.decode(prompt[-1:])[0]
+    tokens, laws = list(prompt), []
+    logits = target.decode(prompt)[-1]
     for _ in range(count):
         p = LAWS[law](logits)
         token = int(p.argmax() if law == "greedy" else rng.choice(len(p), p=p / p.sum()))
         laws.append(p.astype(np.float32))
-        states.append(target.context.hidden(0))
         tokens.append(token)
         if token in ends:
             break
         logits = target.decode([token])[0]
-    return Text(kind, tokens, len(prompt), np.stack(laws), np.stack(states))
+    return Text(kind, tokens, len(prompt), np.stack(laws))
 
 
-def overlaps(draft: Model, text: Text, law: str, told: bool) -> np.ndarray:
-    """sum(min(p, q)) at each token of the answer (0 or 1 for greedy laws).
-
-    Args:
-        told: the draft is given the states that said the tokens before.
-    """
+def overlaps(draft: Model, text: Text, law: str) -> np.ndarray:
+    """sum(min(p, q)) at each token of the answer (0 or 1 for greedy laws)."""
     draft.clear()
-    states = {text.start + i: state for i, state in enumerate(text.states[:-1])}
-    logits = draft.decode(text.tokens[:-1], states if told else {})[text.start - 1 :]
+    logits = draft.decode(text.tokens[:-1])[text.start - 1 :]
     return np.array(
         [np.minimum(p, LAWS[law](z)).sum() for p, z in zip(text.laws, logits, strict=True)]
     )
 
 
-def tokens_a_round(draft: Model, texts: list[Text], chain: int) -> float:
-    """Mean tokens out of one verification of a greedy chain, the target's own token included."""
+def tokens_a_round(agreements: list[np.ndarray], chain: int) -> float:
+    """Mean tokens out of one verification of a greedy chain, its own token included."""
     tokens = rounds = 0
-    for text in texts:
-        draft.clear()
-        draft.decode(text.tokens[: text.start])
-        place = text.start
-        while place < len(text.tokens):
-            place += 1 + drafted(draft, text, place, chain)
+    for agreed in agreements:
+        place = 0
+        while place < len(agreed):
+            ahead = agreed[place : place + chain]
+            gain = int(ahead.argmin() if not ahead.all() else len(ahead))
+            place += gain + 1
             rounds += 1
-        tokens += len(text.tokens) - text.start
+        tokens += len(agreed)
     return tokens / rounds
-
-
-def drafted(draft: Model, text: Text, place: int, chain: int) -> int:
-    """How many of the tokens from `place` on a greedy chain says."""
-    held = min(draft.context.length(0), place - 1)
-    draft.cut(held)
-    pending = text.tokens[held:place]
-    said = place - 1 - text.start
-    states = {len(pending) - 1: text.states[said]} if said >= 0 else {}
-    for right in range(min(chain, len(text.tokens) - place)):
-        token = int(draft.decode(pending, states)[-1].argmax())
-        if token != text.tokens[place + right]:
-            return right
-        pending, states = [token], {}
-    return min(chain, len(text.tokens) - place)
 
 
 def time_decodes(models: list[Model], prompt: list[int], repeats: int) -> list[list[float]]:
@@ -188,11 +165,8 @@ def report(drafts: dict[str, Model], texts: dict[str, list[Text]]) -> list[dict[
     for name, draft in drafts.items():
         record: dict[str, object] = {"draft": name}
         for law, answers in texts.items():
-            values = [overlaps(draft, text, law, told=True) for text in answers]
+            values = [overlaps(draft, text, law) for text in answers]
             record[law] = round(float(np.concatenate(values).mean()), 4)
-            if draft.context.reads_hidden:
-                blind = [overlaps(draft, text, law, told=False) for text in answers]
-                record[f"{law}, no states"] = round(float(np.concatenate(blind).mean()), 4)
             if law == "greedy":
                 kinds = defaultdict(list)
                 for text, value in zip(answers, values, strict=True):
@@ -200,9 +174,7 @@ def report(drafts: dict[str, Model], texts: dict[str, list[Text]]) -> list[dict[
                 record["greedy by kind"] = {
                     kind: round(float(np.concatenate(v).mean()), 3) for kind, v in kinds.items()
                 }
-                record["tokens a round"] = [
-                    round(tokens_a_round(draft, answers, c), 3) for c in CHAINS
-                ]
+                record["tokens a round"] = [round(tokens_a_round(values, c), 3) for c in CHAINS]
         records.append(record)
         print(json.dumps(record), flush=True)
     return records
@@ -223,14 +195,14 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    llama_cpp.llama_log_set(_silent, None)
+    llama_cpp.llama_backend_init()
     tokenizer = Tokenizer(args.target)
     head, to_answer, _ = tokenizer.frame(None)
     ends = set(tokenizer.end_tokens())
     prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
     target = Model(args.target, args.context, args.threads)
-    drafts = {
-        path.name: Model(path, args.context, args.threads, target.width) for path in args.drafts
-    }
+    drafts = {path.name: Model(path, args.context, args.threads) for path in args.drafts}
     texts = defaultdict(list)
     for number, entry in enumerate(prompts):
         ids = [*head, *tokenizer.encode(entry["prompt"]), *to_answer]

@@ -129,13 +129,9 @@ class Bench:
         """The widened model's file."""
         return self.args.work / f"widened-{size}.gguf"
 
-    def draft(self, size: str) -> Path:
-        """The draft for it."""
-        return self.args.work / f"draft-{size}.gguf"
-
     def files(self, size: str) -> Files:
         """What all arms of a size load."""
-        return Files(self.target(size), self.draft(size), self.args.threads, self.args.ctx)
+        return Files(self.target(size), self.args.draft, self.args.threads, self.args.ctx)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -159,9 +155,8 @@ class Bench:
 def widening(bench: Bench, size: str) -> subprocess.Popen[bytes]:
     """Start to write a widened model."""
     shape = ["--as", size] if size in SHAPES else size.split()
-    files: list[Path | str] = [bench.args.source, bench.target(size)]
-    files += ["--draft", bench.args.draft, bench.draft(size)]
-    return subprocess.Popen([sys.executable, SCRIPTS / "widen_gguf.py", *files, *shape])
+    command = [sys.executable, str(SCRIPTS / "widen_gguf.py")]
+    return subprocess.Popen([*command, str(bench.args.source), str(bench.target(size)), *shape])
 
 
 def wait(process: subprocess.Popen[bytes]) -> None:
@@ -368,7 +363,7 @@ def check_flags(bench: Bench, size: str) -> None:
 def generated(bench: Bench, size: str, flags: str) -> dict[str, Any] | str:
     """What `specllama generate` says with such flags; why it failed."""
     command = [sys.executable, "-m", "specllama", "generate", *flags.split()]
-    command += ["-m", str(bench.target(size)), "-md", str(bench.draft(size)), "-c", "512"]
+    command += ["-m", str(bench.target(size)), "-md", str(bench.args.draft), "-c", "512"]
     command += ["-t", str(bench.args.threads), "--json", FLAGS_ASKED]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FLAGS_S)

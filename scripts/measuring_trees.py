@@ -63,7 +63,6 @@ class Instant:
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: None = None,
-        hidden: object = None,
     ) -> list[NDArray[np.float32]]:
         """The next rows."""
         count = sum(outputs)

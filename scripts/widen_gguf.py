@@ -3,8 +3,6 @@
     .venv/bin/python scripts/widen_gguf.py SOURCE.gguf OUT.gguf --as 8b
     .venv/bin/python scripts/widen_gguf.py SOURCE.gguf OUT.gguf --layers 32 --width 640 \
         --heads 12 --kv-heads 3 --ffn 1600
-    .venv/bin/python scripts/widen_gguf.py SOURCE.gguf OUT.gguf --as 8b \
-        --draft DRAFT.gguf DRAFT_OUT.gguf
 
 A function-preserving widening (Net2Net, Chen et al. 2016, with padding instead of copies) of a
 llama-architecture GGUF. The residual stream x becomes [x, 0] and every matrix W becomes
@@ -17,8 +15,6 @@ added. RMS norms divide by the width, so their weights shrink by sqrt(old / new)
 old / new; that rounding is all that separates the two models' logits. Added layers have no W: they
 add zero. Query, key and gate rows of the padding read the real stream too (0 becomes R): their
 values are multiplied by zeros afterwards.
-
-Hidden states become [h, 0]; a draft that reads them is written for that width as well.
 
 For measuring what speculation gives where targets are large and no large model is at hand:
 acceptance and text are the source's, time is the large model's.
@@ -46,7 +42,6 @@ STRIDE = 7919
 """Each matrix starts so many blocks further on in the pool."""
 THREADS = 8
 COPIED = ("tokenizer.", "general.license", "general.languages")
-STATES = "specllama.states"
 TABLE, HEAD, LAST_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
 
@@ -375,31 +370,6 @@ def _add_shape(source: Source, shape: Shape, writer: gguf.GGUFWriter) -> None:
     writer.add_layer_norm_rms_eps(source.get("llama.attention.layer_norm_rms_epsilon") * ratio)
 
 
-def widen_draft(draft: Path, source: Source, width: int, out: Path) -> None:
-    """The same draft for a widened target: it reads states of that width, if it reads any.
-
-    It divides them by their root mean square, which the padding makes smaller.
-    """
-    reader = gguf.GGUFReader(draft)
-    writer = gguf.GGUFWriter(out, "llama")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        kind, values = field.types[0], field.contents()
-        if key == STATES:
-            ratio = (source.shape.width / width) ** 0.5
-            old = np.array(values, np.float32).reshape(-1, source.shape.width) * ratio
-            values = np.pad(old, ((0, 0), (0, width - source.shape.width))).ravel().tolist()
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, values, kind, sub_type=inner)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def main() -> None:
     """Widen one file."""
     args = _arguments()
@@ -409,8 +379,6 @@ def main() -> None:
         raise SystemExit("Give --as, or every one of --layers --width --heads --kv-heads --ffn.")
     shape = SHAPES[args.named] if args.named else Shape(**given)
     started = time.perf_counter()
-    if args.draft is not None:
-        widen_draft(args.draft[0], source, shape.width, args.draft[1])
     widen(source, shape, args.out, args.threads)
     seconds, size = time.perf_counter() - started, args.out.stat().st_size
     print(f"{args.out}: {size / 1e9:.2f} GB in {seconds:.1f} s")
@@ -423,7 +391,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--as", dest="named", choices=SHAPES)
     for name in Shape.__dataclass_fields__:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--draft", type=Path, nargs=2, help="a draft, and where it is written")
     parser.add_argument("--threads", type=int, default=THREADS)
     return parser.parse_args()
 

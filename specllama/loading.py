@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.drafting.follower import Follower
 from specllama.errors import NotAModel, OutOfMemory
-from specllama.hub.gguf import read as read_header
 from specllama.hub.pair import check_files
 from specllama.hub.resolve import resolve
 from specllama.llama.context import Context, padded
 from specllama.llama.grammar import Grammars
-from specllama.llama.hidden import HiddenReader, hidden_reader
 from specllama.llama.model import Model
 from specllama.llama.width import ConstantWidth
 from specllama.options import ModelOptions
@@ -118,8 +116,7 @@ def load_draft(
     )
     try:
         threads = options.draft_threads or options.threads
-        reader = hidden_reader(read_header(found.path), target.model.n_embd)
-        context = _context(model, options, target.context.n_ctx, threads, threads, reader=reader)
+        context = _context(model, options, target.context.n_ctx, threads, threads)
     except BaseException:
         model.close()
         raise
@@ -168,7 +165,6 @@ def _context(
     *,
     apart: bool = False,
     width: int = 0,
-    reader: HiddenReader | None = None,
 ) -> Context:
     settings: dict[str, Any] = {
         "n_ctx": n_cells,
@@ -181,7 +177,7 @@ def _context(
     }
     if width:
         return ConstantWidth(model, width=width, **settings)
-    return Context(model, apart=apart, reader=reader, **settings)
+    return Context(model, apart=apart, **settings)
 
 
 def _width(model: Model, options: ModelOptions) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.llama.tiny import N_VOCAB, SPECIAL
-from tests.llama.tiny import write_llama as tiny_llama
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "widen_gguf.py"
 WIDTH, HEADS, KV_HEADS, FFN, LAYERS = 128, 4, 2, 96, 2
@@ -187,51 +186,6 @@ def test_sources_that_cannot_be_widened(script: ModuleType, tmp_path: Path) -> N
         script.Source(write_llama(tmp_path / "half.gguf", "F16"))
     with pytest.raises(SystemExit, match="what it does is not known"):
         script.Source(write_llama(tmp_path / "bias.gguf", extra=["blk.0.attn_q.bias"]))
-
-
-def test_a_draft_that_reads_hidden_states(
-    script: ModuleType, source: Path, llama_cpp: None, tmp_path: Path
-) -> None:
-    """It says the same behind the wide target's states as behind the source's."""
-    weights = np.random.default_rng(1).normal(0.0, 1.0, (32, WIDTH)).astype(np.float32)
-    draft = tiny_llama(tmp_path / "draft.gguf", states=weights)
-    wide, wide_draft = widened(script, source, width=4 * WIDTH), tmp_path / "wide-draft.gguf"
-    script.widen_draft(draft, script.Source(source), 4 * WIDTH, wide_draft)
-    expected = told(draft, states(source))
-    assert np.abs(expected - told(draft, 0 * states(source))).max() > 0.1
-    np.testing.assert_allclose(told(wide_draft, states(wide)), expected, rtol=1e-3, atol=1e-3)
-
-
-def states(path: Path) -> np.ndarray:
-    """The hidden state behind each id."""
-    from specllama.llama.context import Context
-    from specllama.llama.model import Model
-
-    with Model(path, gpu_layers=0, repack=False) as model:
-        context = Context(model, n_ctx=256, threads=1)
-        context.tells_hidden = True
-        context.decode(IDS, range(len(IDS)), [(0,)] * len(IDS), [True] * len(IDS))
-        found = np.stack([context.hidden(n) for n in range(len(IDS))])
-        context.close()
-    return found
-
-
-def told(path: Path, hidden: np.ndarray) -> np.ndarray:
-    """A draft's rows behind ids that come with states."""
-    from specllama.hub.gguf import read
-    from specllama.llama.context import Context
-    from specllama.llama.hidden import hidden_reader
-    from specllama.llama.model import Model
-
-    with Model(path, gpu_layers=0, repack=False) as model:
-        reader = hidden_reader(read(path), hidden.shape[1])
-        context = Context(model, n_ctx=256, threads=1, reader=reader)
-        count = len(IDS)
-        beside = dict(enumerate(hidden))
-        rows = context.decode(IDS, range(count), [(0,)] * count, [True] * count, hidden=beside)
-        copied = np.stack(rows)
-        context.close()
-    return copied
 
 
 @pytest.mark.model

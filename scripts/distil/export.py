@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from .model import STATES, Shape
+from .model import Shape
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 
@@ -24,9 +24,6 @@ def write_gguf(
     )
     _copy_fields(reader, writer)
     _add_shape(writer, shape)
-    tensors = dict(tensors)
-    if (states := tensors.pop("states.weight", None)) is not None:
-        writer.add_array(STATES, states.astype(np.float32).flatten().tolist())
     for tensor_name, values in tensors.items():
         kind = np.float16 if values.ndim == 2 else np.float32
         writer.add_tensor(tensor_name, values.astype(kind))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .labels import Rows, pack_ids, pack_states, top_k_log_probs
+from .labels import Rows, pack_ids, top_k_log_probs
 from .model import Block, Llama
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -94,7 +94,6 @@ class Writer:
         length: int,
         turns: int,
         k: int,
-        states: bool,
         compiled: bool,
     ) -> None:
         self.teacher, self.seeds, self.batch, self.length = teacher, seeds, batch, length
@@ -103,8 +102,7 @@ class Writer:
         shape, dtype = teacher.shape, teacher.head.dtype
         cache = (shape.layers, 2, batch, shape.kv_heads, length, shape.head_dim)
         self.cache = torch.zeros(cache, dtype=dtype, device=self.device)
-        width = shape.width if states else 0
-        self.rows = empty_rows(batch, length, k, shape.vocab, width, self.device)
+        self.rows = empty_rows(batch, length, k, shape.vocab, self.device)
         self.text = torch.zeros(batch, length + 1, dtype=torch.int32, device=self.device)
         self.rows.tokens = self.text[:, :length]
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -205,17 +203,14 @@ class Writer:
 
     @torch.no_grad()
     def _step(self, bucket: int) -> None:
-        hidden = self._hidden(bucket)
-        logits = hidden @ self.teacher.head.T
+        logits = self._logits(bucket)
         ids, log_probs = self.top_k(logits, self.rows.ids.shape[-1])
         at = self.position
         self.rows.ids.index_copy_(1, at, pack_ids(ids, logits.shape[1])[:, None])
         self.rows.log_probs.index_copy_(1, at, log_probs.half()[:, None])
-        if width := self.rows.states.shape[-1]:
-            self.rows.states.index_copy_(1, at, pack_states(hidden[:, :width])[:, None])
         self._advance(logits)
 
-    def _hidden(self, bucket: int) -> Tensor:
+    def _logits(self, bucket: int) -> Tensor:
         """One decode step of every row at the common position."""
         teacher, at = self.teacher, self.position
         x = F.embedding(self.state["token"], teacher.token_embd.weight)[:, None]
@@ -228,7 +223,7 @@ class Writer:
             cache[0].index_copy_(2, at, k)
             cache[1].index_copy_(2, at, v)
             x = self.finish(block, x, self._attend(q, cache, mask))
-        return teacher.output_norm(x)[:, 0]
+        return teacher.output_norm(x)[:, 0] @ teacher.head.T
 
     def _attend(self, q: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
         """Heads that share keys are queries of one another's length: no copies of the cache."""
@@ -299,9 +294,7 @@ def sample(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits.float() + temperature[:, None] * noise).argmax(-1)
 
 
-def empty_rows(
-    rows: int, length: int, k: int, vocab: int, width: int, device: torch.device
-) -> Rows:
+def empty_rows(rows: int, length: int, k: int, vocab: int, device: torch.device) -> Rows:
     id_type = torch.int16 if vocab <= 65536 else torch.int32
     size = (rows, length)
     return Rows(
@@ -310,7 +303,6 @@ def empty_rows(
         heat=torch.zeros(size, dtype=torch.uint8, device=device),
         ids=torch.zeros((*size, k), dtype=id_type, device=device),
         log_probs=torch.zeros((*size, k), dtype=torch.float16, device=device),
-        states=torch.zeros((*size, width), dtype=torch.uint8, device=device),
     )
 
 
@@ -360,9 +352,8 @@ def write_text(
 ) -> Rows:
     """Waves until `capacity` rows or the deadline, first those that write the passages."""
     seeds, rng = writer.seeds, np.random.default_rng(seed)
-    k, width = writer.rows.ids.shape[-1], writer.rows.states.shape[-1]
-    vocab = writer.teacher.shape.vocab
-    store = empty_rows(capacity, writer.length, k, vocab, width, writer.device)
+    k, vocab = writer.rows.ids.shape[-1], writer.teacher.shape.vocab
+    store = empty_rows(capacity, writer.length, k, vocab, writer.device)
     passages: list[list[np.ndarray]] = [[] for _ in range(1 + max(PASSAGE_WAVES))]
     pool, filled, waves = None, 0, 0
     while filled + writer.batch <= capacity and (

@@ -24,7 +24,6 @@ class Rows:
     heat: Tensor  # [rows, length], uint8: index into generate.TEMPERATURES of the next token
     ids: Tensor  # [rows, length, k], int16 (offset by 32768) or int32
     log_probs: Tensor  # [rows, length, k], float16
-    states: Tensor  # [rows, length, width or 0], uint8: the target's state there (pack_states)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,18 +36,6 @@ def pack_ids(ids: Tensor, vocab: int) -> Tensor:
 
 def unpack_ids(ids: Tensor) -> Tensor:
     return ids.long() + 32768 if ids.dtype == torch.int16 else ids.long()
-
-
-def pack_states(hidden: Tensor) -> Tensor:
-    """Hidden states of mean square 1 in 8 bits, as bytes (torch cannot index 8-bit floats)."""
-    wide = hidden.float()
-    scale = wide.square().mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()
-    return (wide * scale).to(torch.float8_e4m3fn).view(torch.uint8)
-
-
-def unpack_states(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `pack_states`."""
-    return packed.view(torch.float8_e4m3fn).to(dtype)
 
 
 def top_k_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -68,16 +55,15 @@ def top_k_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def label(
-    teacher: Llama, tokens: Tensor, k: int, rows_a_step: int, states: bool, chunk: int = 8192
-) -> dict[str, Tensor]:
-    """Score finished text in one pass: what `Rows` holds of it beside the text itself."""
-    ids, log_probs, kept = [], [], []
+    teacher: Llama, tokens: Tensor, k: int, rows_a_step: int, chunk: int = 8192
+) -> tuple[Tensor, Tensor]:
+    """Score finished text in one pass: packed ids and log-probabilities, [rows, length, k]."""
+    ids, log_probs = [], []
     for batch in tokens.split(rows_a_step):
         hidden = teacher(batch).flatten(0, 1)
-        kept.append(pack_states(hidden if states else hidden[:, :0]))
         for part in hidden.split(chunk):
             part_ids, part_probs = top_k_log_probs(part @ teacher.head.T, k)
             ids.append(pack_ids(part_ids, teacher.shape.vocab))
             log_probs.append(part_probs.half())
-    found = {"ids": ids, "log_probs": log_probs, "states": kept}
-    return {name: torch.cat(parts).unflatten(0, tokens.shape) for name, parts in found.items()}
+    size = (*tokens.shape, k)
+    return torch.cat(ids).view(size), torch.cat(log_probs).view(size)

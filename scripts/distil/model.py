@@ -14,9 +14,6 @@ from gguf.quants import dequantize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STATES = "specllama.states"
-"""Metadata of a draft: the matrix that is multiplied with a target's state, row after row."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -32,12 +29,8 @@ class Shape:
     context: int
     rope_base: float
     eps: float
-    states: int = 0
-    """Width of the target's hidden states that are read beside tokens; 0: none are."""
 
-    def student(
-        self, width: int, layers: int, heads: int, kv_heads: int, ffn: int, states: bool
-    ) -> "Shape":
+    def student(self, width: int, layers: int, heads: int, kv_heads: int, ffn: int) -> "Shape":
         """The same vocabulary, context and rotation with a smaller body."""
         return replace(
             self,
@@ -47,7 +40,6 @@ class Shape:
             kv_heads=kv_heads,
             ffn=ffn,
             head_dim=width // heads,
-            states=self.width if states else 0,
         )
 
 
@@ -135,7 +127,6 @@ class Llama(nn.Module):
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output_norm = Norm(shape.width, shape.eps)
         self.output = None if tied else nn.Linear(shape.width, shape.vocab, bias=False)
-        self.states = nn.Linear(shape.states, shape.width, bias=False) if shape.states else None
         self.residual = torch.float32
         self.register_buffer("rope", rope_tables(shape, length), persistent=False)
 
@@ -143,15 +134,9 @@ class Llama(nn.Module):
     def head(self) -> Tensor:
         return self.token_embd.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm.
-
-        Args:
-            states: the target's beside each token (labels.pack_states), zeros where none is known.
-        """
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Hidden states after the last norm."""
         x = self.token_embd(tokens).to(self.residual)
-        if self.states is not None and states is not None:
-            x = x + self.states(states).to(self.residual)
         for block in self.blk:
             x = block(x, self.rope[:, : tokens.shape[1]])
         return self.output_norm(x)
@@ -182,20 +167,11 @@ def read_shape(reader: gguf.GGUFReader) -> Shape:
     )
 
 
-def read_states(reader: gguf.GGUFReader, width: int) -> Tensor | None:
-    """What a draft makes of the target's hidden states, [width, target's width]; None: nothing."""
-    field = reader.get_field(STATES)
-    return None if field is None else torch.tensor(field.contents()).view(width, -1)
-
-
 def load_teacher(path: Path, length: int, device: torch.device, dtype: torch.dtype) -> Llama:
     """The dequantised target: the draft has to match the file that is deployed, errors and all."""
     reader = gguf.GGUFReader(path)
     tensors = {t.name: torch.tensor(dequantize(t.data, t.tensor_type)) for t in reader.tensors}
     shape = read_shape(reader)
-    if (weights := read_states(reader, shape.width)) is not None:
-        tensors["states.weight"] = weights
-        shape = replace(shape, states=weights.shape[1])
     factors = tensors.pop("rope_freqs.weight", None)
     with torch.device("meta"):
         model = Llama(shape, 1, tied="output.weight" not in tensors)

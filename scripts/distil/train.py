@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .generate import TEMPERATURES
-from .labels import Rows, unpack_ids, unpack_states
+from .labels import Rows, unpack_ids
 from .losses import HeadLoss, Kernels, Targets
 from .model import Llama, Shape
 from .muon import Muon
@@ -26,9 +25,6 @@ SUPER_BLOCK, BLOCK = 256, 32
 LOOK_EVERY = 20
 """Steps between looks at the clock: schedules move, and ranks agree on the time, only then."""
 NUMBERS = ("step", "spent", "visits", "seconds")
-STATE_RATES = (0.0, 0.35, 0.5, 0.65, 1.0)
-"""Shares of a row's tokens beside which the target's state is known; a row has one of these. Where
-drafts are accepted the target tells its state once a round, not after every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ def new_student(teacher: Llama, shape: Shape, length: int, sample: Tensor) -> Ll
     student = Llama(shape, length)
     for name, p in student.named_parameters():
         if p.ndim == 2:
-            zero = "output" in name or "down" in name or "states" in name
+            zero = "output" in name or "down" in name
             p.copy_(torch.randn_like(p) * (0 if zero else 0.6 / math.sqrt(p.shape[1])))
     hidden = teacher(sample).flatten(0, -2).float()
     values, vectors = torch.linalg.eigh(hidden.T @ hidden / len(hidden))
@@ -136,16 +132,6 @@ def take_over(student: Llama, draft: Llama) -> None:
         params[name][tuple(slice(size) for size in tensor.shape)] = tensor.to(params[name].device)
 
 
-@dataclass(slots=True)
-class Batch:
-    """What one step is made of; `places` are flat numbers of the positions that are trained."""
-
-    tokens: Tensor  # [rows, length], int64
-    states: Tensor | None  # [rows, length, target's width]: see states_beside
-    places: Tensor  # [places], int64
-    targets: Targets
-
-
 class Batches:
     """Endless random batches of row numbers, each row once an epoch."""
 
@@ -159,8 +145,8 @@ class Batches:
             order = torch.randperm(len(self.rows))
             yield from order[: len(order) // self.size * self.size].split(self.size)
 
-    def next(self, chunk: int) -> Batch:
-        """A batch whose places are a multiple of chunk.
+    def next(self, chunk: int) -> tuple[Tensor, Tensor, Targets]:
+        """Tokens, flat places of trained positions (a multiple of chunk) and their labels.
 
         The places are found on the CPU: a GPU would have to finish its work to tell their count.
         """
@@ -169,11 +155,7 @@ class Batches:
         if len(places) > chunk:
             places = places[: len(places) // chunk * chunk]
         picked, places = self._sent(picked), self._sent(places)
-        rate = torch.tensor(STATE_RATES)[torch.randint(len(STATE_RATES), (len(picked), 1))]
-        known = torch.rand(len(picked), self.rows.tokens.shape[1]) < rate
-        states = states_beside(self.rows, picked, self._sent(known))
-        labels = targets_at(self.rows, picked, places)
-        return Batch(self.rows.tokens[picked].long(), states, places, labels)
+        return self.rows.tokens[picked].long(), places, targets_at(self.rows, picked, places)
 
     def _sent(self, numbers: Tensor) -> Tensor:
         """On the rows' device, without waiting for it."""
@@ -181,20 +163,6 @@ class Batches:
         if device.type == "cuda":
             return numbers.pin_memory().to(device, non_blocking=True)
         return numbers
-
-
-def states_beside(rows: Rows, picked: Tensor, known: Tensor) -> Tensor | None:
-    """Beside each token the state that said it, zeros where that is not known or not free text.
-
-    Args:
-        known: [picked, length], where the state is known.
-    """
-    if not rows.states.shape[-1]:
-        return None
-    dtype = torch.bfloat16 if rows.tokens.is_cuda else torch.float32
-    said = unpack_states(rows.states[picked, :-1], dtype)
-    told = (known[:, 1:] & rows.chosen[picked, :-1])[..., None]
-    return F.pad(said * told, (0, 0, 1, 0))
 
 
 @cache
@@ -233,7 +201,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         student.residual = self.dtype
         body = [p for b in student.blk for p in b.parameters() if p.ndim == 2]
-        self.matrices = [student.token_embd.weight, *body]
+        self.matrices = [p for p in student.parameters() if p.ndim == 2]
         inside = {id(p) for p in body}
         rest = [p for p in student.parameters() if id(p) not in inside]
         self.body = Muon(body, lr=schedule.body_rate)
@@ -254,19 +222,18 @@ class Trainer:
         late = self.progress >= self.schedule.quantise_from
         return rounded(self.matrices) if late else nullcontext()
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, tokens: Tensor, places: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """The scheduled loss, and (KL, acceptance) for the log."""
         late = self.progress >= self.schedule.tv_from
-        with torch.autocast(batch.tokens.device.type, self.dtype, enabled=self.cuda):
-            hidden = self.student(batch.tokens, batch.states).flatten(0, 1)[batch.places]
+        with torch.autocast(tokens.device.type, self.dtype, enabled=self.cuda):
+            hidden = self.student(tokens).flatten(0, 1)[places]
         share = self.schedule.tv_share if late else 0.0
-        head = self.student.head
-        return HeadLoss.apply(hidden, head, batch.targets, share, self.chunk, self.kernels)
+        return HeadLoss.apply(hidden, self.student.head, targets, share, self.chunk, self.kernels)
 
-    def update(self, batch: Batch) -> Tensor:
+    def update(self, batch: tuple[Tensor, Tensor, Targets]) -> Tensor:
         """One optimiser step."""
         with self.as_shipped():
-            loss, means = self.loss(batch)
+            loss, means = self.loss(*batch)
             loss.backward()
         self.ranks.average_gradients(self.student.parameters())
         factor = self.schedule.rate(self.step, self.progress)
@@ -277,7 +244,7 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        self.visits += batch.tokens.numel() * self.ranks.count
+        self.visits += batch[0].numel() * self.ranks.count
         return means
 
     def run(self, short: Batches, long: Batches, held: Rows, file: Path) -> None:
@@ -303,36 +270,22 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, held: Rows) -> str:
-        """Acceptance / argmax agreement on held-out rows, by the temperature of the text.
-
-        Where states are read: without any, and behind 1 to 4 tokens of which the first has one.
-        """
-        said = [self._measure(held, 0, 0)]
-        if self.student.states is not None:
-            said += [self._measure(held, 4, depth) for depth in range(4)]
-        return "; ".join(said)
-
-    def _measure(self, held: Rows, every: int, depth: int) -> str:
-        """With states beside each `every`-th token, positions so far behind one of these."""
+        """Acceptance / argmax agreement on held-out rows, by the temperature of the text."""
         totals = torch.zeros(len(TEMPERATURES), 3, device=held.tokens.device)
         with self.as_shipped():
             for rows in torch.arange(len(held), device=totals.device).split(16):
-                totals += self._totals(held, rows, every, depth)
+                totals += self._totals(held, rows)
         means = (totals[:, :2] / totals[:, 2:]).tolist()
         return " ".join(
             f"T={t}: {a:.3f}/{b:.3f}" for t, (a, b) in zip(TEMPERATURES, means, strict=True)
         )
 
-    def _totals(self, held: Rows, rows: Tensor, every: int, depth: int) -> Tensor:
+    def _totals(self, held: Rows, rows: Tensor) -> Tensor:
         """Sums of acceptance, agreement and 1 over the positions of some rows, by temperature."""
-        column = torch.arange(held.tokens.shape[1], device=rows.device).expand(len(rows), -1)
-        known = column % every == 0 if every else torch.zeros_like(column, dtype=torch.bool)
-        asked = column % every == depth if every else ~known
-        places = (held.chosen[rows] & asked).flatten().nonzero()[:, 0]
+        places = held.chosen[rows].flatten().nonzero()[:, 0]
         labels = targets_at(held, rows, places)
-        states = states_beside(held, rows, known)
         with torch.autocast(places.device.type, self.dtype, enabled=self.cuda):
-            hidden = self.student(held.tokens[rows].long(), states).flatten(0, 1)[places]
+            hidden = self.student(held.tokens[rows].long()).flatten(0, 1)[places]
             logits = (hidden @ self.student.head.T).float()
         p, q = labels.log_probs.exp(), logits.log_softmax(-1).gather(1, labels.ids).exp()
         accepted = torch.minimum(p, q).sum(1) + torch.minimum(1 - p.sum(1), 1 - q.sum(1))

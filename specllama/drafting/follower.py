@@ -127,8 +127,7 @@ class Follower:
         if self._one_by_one and len(able) == 1:
             self._read_singly(able[0])
         pending = [want.ids[self.cache.length(want.key) :] for want in able]
-        hidden = [want.hidden for want in able]
-        rows = self.decode([want.key for want in able], pending, hidden)
+        rows = self.decode([want.key for want in able], pending)
         for want in able:
             self.cache.guard(want.key, want.ids)
         return list(zip(able, rows, strict=True))
@@ -141,38 +140,27 @@ class Follower:
                 self.decode([want.key], [[token]])
 
     def decode(
-        self,
-        keys: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        hidden: Sequence[NDArray[np.float32] | None] = (),
+        self, keys: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> list[NDArray[np.float32]]:
         """Append tokens to sequences in one batch; the logits after the last token of each.
 
         Too much for one batch goes sequence by sequence.
-
-        Args:
-            hidden: the target's states that said the last tokens, where they are known.
         """
-        hidden = hidden or [None] * len(keys)
         if sum(map(len, tokens)) > self.backend.n_batch and len(keys) > 1:
             return [
-                self.decode([key], [run], [state])[0].copy()
-                for key, run, state in zip(keys, tokens, hidden, strict=True)
+                self.decode([key], [run])[0].copy() for key, run in zip(keys, tokens, strict=True)
             ]
         flat: list[int] = []
         positions: list[int] = []
         sequences: list[tuple[int, ...]] = []
         outputs: list[bool] = []
-        states: dict[int, NDArray[np.float32]] = {}
-        for key, run, state in zip(keys, tokens, hidden, strict=True):
+        for key, run in zip(keys, tokens, strict=True):
             start = self.cache.length(key)
             flat += run
-            if state is not None:
-                states[len(flat) - 1] = state
             positions += range(start, start + len(run))
             sequences += [(key,)] * len(run)
             outputs += [False] * (len(run) - 1) + [True]
-        rows = self.backend.decode(flat, positions, sequences, outputs, hidden=states)
+        rows = self.backend.decode(flat, positions, sequences, outputs)
         for key, run in zip(keys, tokens, strict=True):
             self.cache.record(key, run)
         return rows

@@ -37,7 +37,6 @@ class Want:
             biases every rule that reads laws.
         best: (logits row, drafted path) -> the most probable token and about its probability, where
             drafts are greedy: most of a law is not needed then. None where they are drawn.
-        hidden: the target's state that said the last id, float32 [width]; None where not known.
     """
 
     key: int
@@ -51,7 +50,6 @@ class Want:
     keeps_laws: bool
     go_on: Callable[[int, float | None], bool]
     best: Callable[[NDArray[np.float32], Sequence[int]], tuple[int, float]] | None = None
-    hidden: NDArray[np.float32] | None = None
 
     @property
     def position(self) -> int:

@@ -167,18 +167,14 @@ class StagedDrafter(GuessedDrafter):
         positions: list[int] = []
         sequences: list[tuple[int, ...]] = []
         outputs: list[bool] = []
-        hidden: dict[int, NDArray[np.float32]] = {}
         for chain in group:
             held = cache.length(chain.want.key)
             run = [*chain.ids[held:], *chain.guess]
-            last = len(chain.want.ids) - 1
-            if chain.want.hidden is not None and held <= last:
-                hidden[len(tokens) + last - held] = chain.want.hidden
             tokens += run
             positions += range(held, held + len(run))
             sequences += [(chain.want.key,)] * len(run)
             outputs += [held + place >= len(chain.ids) - 1 for place in range(len(run))]
-        rows = self._follower.backend.decode(tokens, positions, sequences, outputs, hidden=hidden)
+        rows = self._follower.backend.decode(tokens, positions, sequences, outputs)
         found, first = [], 0
         for chain in group:
             cache.record(chain.want.key, [*chain.ids[cache.length(chain.want.key) :], *chain.guess])

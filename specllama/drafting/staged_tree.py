@@ -92,7 +92,6 @@ class StagedTreeDrafter(GuessedDrafter):
             [*range(held, len(want.ids)), *(before + depth for depth in guess.depths())],
             [tuple(homes)] * len(pending) + [tuple(ids) for ids in nodes],
             [False] * (len(pending) - 1) + [True] * (1 + len(guess)),
-            hidden={} if want.hidden is None else {len(pending) - 1: want.hidden},
         )
         own = [guess.tokens[n] for n, ids in enumerate(nodes) if want.key in ids]
         cache.record(want.key, [*pending, *own])

@@ -97,7 +97,6 @@ class Engine:
         self._drafters = list(drafters)
         drafts = {id(d.backend): d.backend for d in drafters if d.backend is not None}
         self._models = [self.backend, *drafts.values()]
-        self.backend.tells_hidden = any(draft.reads_hidden for draft in drafts.values())
 
     def inner_stats(self, live: Sequence) -> SpecStats | None:
         """Statistics of the speculation inside a staged drafter, if this sequence used one."""
@@ -368,7 +367,6 @@ class Engine:
             for index, live in enumerate(members):
                 live.stats.rounds += 1
                 self._put(live, next_token(live, rows[index]), rows[index], "")
-                live.hidden = self.backend.hidden(index)
                 self.cache.truncate(live.key, len(live.ids) - 1)
 
     def _groups(self, pairs: Group) -> list[Group]:
@@ -437,7 +435,6 @@ class Engine:
             self._put(live, token, verified.row(parent), source)
             if live.finish is not None:
                 break
-        live.hidden = self.backend.hidden(verified.index(parent))
         cut = used <= len(path)
         tested = used if cut else verified.verdict.tested
         live.count(proposal, min(used, len(path)), tested)

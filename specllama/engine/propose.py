@@ -197,7 +197,6 @@ class _Goal:
             keeps_laws=live.keeps_laws,
             go_on=policy.go_on,
             best=live.draft_best,
-            hidden=live.hidden,
         )
 
     def _shape(self, drafter: Drafter, nodes: int, depth: int) -> Shape:

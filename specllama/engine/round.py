@@ -28,24 +28,14 @@ class Verified:
 
     Attributes:
         last: the last emitted token before this round.
-        rows: logits of the whole decode, views.
-        first: the row after the last emitted token; those after the nodes follow.
+        row: the target's logits after a node (ROOT: after the last emitted token), a view.
     """
 
     live: Live
     proposal: Proposal
     verdict: Verdict
     last: int
-    rows: list[Row]
-    first: int
-
-    def index(self, node: int) -> int:
-        """The number of the row after a node (ROOT: after the last emitted token)."""
-        return self.first + 1 + node
-
-    def row(self, node: int) -> Row:
-        """The target's logits there."""
-        return self.rows[self.index(node)]
+    row: Callable[[int], Row]
 
     @property
     def tokens(self) -> list[int]:
@@ -113,7 +103,7 @@ def verify(
         verdict = live.request.rule.verify(
             proposal, _laws(live, proposal, rows, first), live.chance, len(live.ids)
         )
-        found.append(Verified(live, proposal, verdict, live.ids[-1], rows, first))
+        found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, first)))
     for verified, layout in zip(found, layouts, strict=True):
         _commit(cache, verified, layout, linear)
     return found, len(batch.tokens)
@@ -148,7 +138,7 @@ def _drawn(
     found = []
     for index, (live, proposal) in enumerate(zip(lives, proposals, strict=True)):
         verdict = Verdict((), next_token(live, rows[index]), 0)
-        found.append(Verified(live, proposal, verdict, live.ids[-1], rows, index))
+        found.append(Verified(live, proposal, verdict, live.ids[-1], _row(rows, index)))
     return found, n_tokens
 
 
@@ -226,6 +216,13 @@ class _Batch:
         self.positions += range(start, start + extra)
         self.sequences += [self.sequences[-1][:1]] * extra
         self.outputs += [True] * extra
+
+
+def _row(rows: list[Row], first: int) -> Callable[[int], Row]:
+    def row(node: int) -> Row:
+        return rows[first + 1 + node]
+
+    return row
 
 
 def _laws(live: Live, proposal: Proposal, rows: list[Row], first: int) -> Rows:

@@ -39,7 +39,6 @@ class Sequence:
         read_s: seconds spent on reading the others.
         finish: why it ended, None while it lives.
         dropped: latest tokens taken back because they belong to a stop string.
-        hidden: the target's state that said the last id, where a draft reads them.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Sequence:
         self.read_s = 0.0
         self.finish: FinishReason | None = None
         self.dropped = 0
-        self.hidden: NDArray[np.float32] | None = None
 
     @property
     def n_emitted(self) -> int:

@@ -127,7 +127,6 @@ class Header:
         metadata: every key but the arrays of merges, by GGUF name.
         tensors: of all parts.
         file_size: bytes on disk, all parts.
-        data_start: bytes in front of the weights, in the first part.
     """
 
     path: Path
@@ -135,7 +134,6 @@ class Header:
     tensors: tuple[Tensor, ...]
     file_size: int
     n_parts: int = 1
-    data_start: int = 0
 
     @property
     def architecture(self) -> str:
@@ -229,7 +227,6 @@ def read(path: Path) -> Header:
         tensors=tensors,
         file_size=sum(part.file_size for part in parts),
         n_parts=len(parts),
-        data_start=parts[0].data_start,
     )
 
 
@@ -344,16 +341,13 @@ class _Parser:
             metadata[key] = self._value(self._scalar("I"))
         tensors = tuple(self._tensor() for _ in range(n_tensors))
         _check_kinds(metadata)
-        start = self._data_start(metadata.get("general.alignment", 32))
-        self._check_size(tensors, start)
-        return Header(self._path, metadata, tensors, len(self._data), data_start=start)
+        self._check_size(tensors, metadata.get("general.alignment", 32))
+        return Header(self._path, metadata, tensors, len(self._data))
 
-    def _data_start(self, alignment: int) -> int:
+    def _check_size(self, tensors: tuple[Tensor, ...], alignment: int) -> None:
         if alignment < 1:
             raise ValueError(f"general.alignment is {alignment}")
-        return -(-self._at // alignment) * alignment
-
-    def _check_size(self, tensors: tuple[Tensor, ...], start: int) -> None:
+        start = -(-self._at // alignment) * alignment
         needed = start + max((t.offset + t.n_bytes for t in tensors), default=0)
         if len(self._data) < needed:
             raise NotAModel(

@@ -9,7 +9,7 @@ next batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -33,11 +33,6 @@ class Backend(Protocol):
     seconds: float
     rollback: Literal["free", "checkpoint"]
     overran: bool
-    tells_hidden: bool
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether this is a draft that reads the target's hidden states."""
 
     @property
     def offloaded(self) -> bool:
@@ -54,20 +49,11 @@ class Backend(Protocol):
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-        hidden: Mapping[int, NDArray[np.float32]] | None = None,
     ) -> list[NDArray[np.float32]]:
         """Logits of each wanted token, float32 [n_vocab]; views that the next decode overwrites.
 
         Args:
             meanwhile: done while the device works, where it works on its own (`answers_later`).
-            hidden: by place in the batch, the target's state that said the token, for a draft that
-                reads them (`reads_hidden`).
-        """
-
-    def hidden(self, index: int) -> NDArray[np.float32] | None:
-        """The state behind the last layer that said row `index` of the latest decode, a copy.
-
-        None where it was not kept: `tells_hidden` is off, or not all logits were wanted.
         """
 
     def reaches(self, seq: int, length: int) -> bool:

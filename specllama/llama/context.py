@@ -11,7 +11,7 @@ import ctypes
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from specllama.errors import EngineError, OutOfMemory, UsageError
 from specllama.llama import library
-from specllama.llama.hidden import EmbeddedBatch, HiddenReader
 from specllama.llama.model import Model
 from specllama.options import micro_batch
 
@@ -51,7 +50,6 @@ class Context:
             several.
         n_outputs: the most tokens of a batch whose logits can be asked for.
         threads, threads_batch: CPU threads for one token and for more; None takes the cores.
-        reader: for a draft that reads the target's hidden states.
 
     Attributes:
         n_ctx_seq: the most tokens of one sequence.
@@ -59,7 +57,6 @@ class Context:
             models, whose state has to be saved before it is risked (`save`, `restore`).
         seconds: time spent inside llama.cpp calls so far.
         overran: what was done meanwhile took longer than the latest decode.
-        tells_hidden: keep the states behind decodes all of whose logits are wanted, for `hidden`.
 
     Raises:
         OutOfMemory, UsageError (a quantised V cache without flash attention), EngineError.
@@ -79,7 +76,6 @@ class Context:
         flash_attn: str = "auto",
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
-        reader: HiddenReader | None = None,
     ) -> None:
         self._lib = library.load()
         self.model = model
@@ -107,15 +103,8 @@ class Context:
         self.n_outputs = int(params.n_outputs_max)
         self.n_vocab = model.n_vocab
         self._batch = _Batch(self._lib, self.n_batch, n_seq)
-        self._embedded = (
-            None
-            if reader is None
-            else EmbeddedBatch(self._lib, self._batch.struct, self.n_batch, reader)
-        )
-        self.tells_hidden = self._told = False
         self._saved: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
         self._get_logits = library.logits_address()
-        self._get_embeddings = library.embeddings_address()
         self._rows_address = 0
         self._rows: list[Row] = []
         self.seconds = 0.0
@@ -156,7 +145,6 @@ class Context:
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-        hidden: Mapping[int, Row] | None = None,
     ) -> list[Row]:
         """Decode one batch and wait for it.
 
@@ -164,8 +152,6 @@ class Context:
             tokens, positions, sequences, outputs: per token its id, its position in its sequences,
                 the sequence ids it belongs to, and whether its logits are wanted.
             meanwhile: done before waiting; it must not use this context.
-            hidden: by place in the batch, the target's state that said the token; read by drafts
-                that do (`reads_hidden`).
 
         Returns:
             float32 [n_vocab] for each wanted token in order: views, valid until the next decode.
@@ -177,13 +163,9 @@ class Context:
         wanted = sum(outputs)
         if wanted > self.n_outputs:  # llama.cpp would abort the process
             raise EngineError(f"Logits of {wanted} tokens; this context gives {self.n_outputs}.")
-        batch = self._batch.struct
-        if self._embedded is not None:
-            batch = self._embedded.fill(tokens, hidden or {})
-        self._tell(self.tells_hidden and wanted == len(tokens))
         library.forget_log()
         started = time.perf_counter()
-        status = self._lib.llama_decode(self._handle, batch)
+        status = self._lib.llama_decode(self._handle, self._batch.struct)
         queued_s = time.perf_counter() - started
         self.seconds += queued_s
         if status != 0:
@@ -222,29 +204,6 @@ class Context:
             self._rows = list(np.ctypeslib.as_array(buffer).reshape(self.n_outputs, -1))
             self._rows_address = address
         return self._rows[:count]
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether this is a draft that reads the target's hidden states."""
-        return self._embedded is not None
-
-    def _tell(self, on: bool) -> None:
-        """Keep the states of the next decode; llama.cpp keeps those of all its tokens or none."""
-        if on != self._told:
-            self._lib.llama_set_embeddings(self._handle, on)
-            self._told = on
-
-    def hidden(self, index: int) -> Row | None:
-        """The state behind the last norm that said row `index` of the latest decode.
-
-        Returns:
-            float32 [n_embd], a copy; None where it was not kept (`tells_hidden`).
-        """
-        if not self._told:
-            return None
-        width = self.model.n_embd
-        start = self._get_embeddings(self._handle) + 4 * width * index
-        return np.ctypeslib.as_array((ctypes.c_float * width).from_address(start)).copy()
 
     def set_threads(self, single: int, batched: int) -> None:
         """CPU threads for one token and for more, from the next decode on."""

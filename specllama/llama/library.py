@@ -49,42 +49,6 @@ def logits_address() -> Callable[[Any], int]:
     return get
 
 
-@functools.cache
-def embeddings_address() -> Callable[[Any], int]:
-    """`llama_get_embeddings` as a plain address, as `logits_address`."""
-    function = load()._lib["llama_get_embeddings"]
-    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
-    get: Callable[[Any], int] = function
-    return get
-
-
-class _TypeTraits(ctypes.Structure):
-    """The beginning of ggml_type_traits (ggml.h)."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("block_size", ctypes.c_int64),
-        ("block_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.c_void_p),
-    ]
-
-
-@functools.cache
-def to_float(ggml_type: int) -> Callable[[int, int, int], None]:
-    """ggml's own way from a tensor type to float32: (address, address to write to, elements)."""
-    traits = _ggml_base().ggml_get_type_traits(ggml_type).contents
-    if not traits.to_float:
-        return _copy_floats
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    return kind(traits.to_float)
-
-
-def _copy_floats(source: int, into: int, count: int) -> None:
-    ctypes.memmove(into, source, 4 * count)
-
-
 def end_team() -> None:
     """Let the threads go that libgomp keeps for the decodes of the calling thread.
 
@@ -221,18 +185,6 @@ def _ggml() -> ctypes.CDLL:
     for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
         function.restype = ctypes.c_char_p
         function.argtypes = [ctypes.c_void_p]
-    return library
-
-
-@functools.cache
-def _ggml_base() -> ctypes.CDLL:
-    """ggml's types; see `_ggml`."""
-    bindings = load()
-    from llama_cpp._ctypes_extensions import load_shared_library
-
-    library: ctypes.CDLL = load_shared_library("ggml-base", bindings._base_path)
-    library.ggml_get_type_traits.argtypes = [ctypes.c_int]
-    library.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
     return library
 
 

@@ -133,11 +133,6 @@ class Model:
         return self.vocabulary.size
 
     @property
-    def n_embd(self) -> int:
-        """Width of its hidden states."""
-        return int(self._lib.llama_model_n_embd(self.handle))
-
-    @property
     def n_ctx_train(self) -> int:
         """Context length the model was trained for, in tokens."""
         return int(self._lib.llama_model_n_ctx_train(self.handle))

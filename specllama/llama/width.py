@@ -7,7 +7,7 @@ neither (docs/exactness.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -58,16 +58,12 @@ class ConstantWidth(Context):
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-        hidden: Mapping[int, Row] | None = None,
     ) -> list[Row]:
         """As `Context.decode`, in as many decodes as it takes; each token in one sequence."""
         decode = super().decode
-        self._places: Sequence[int] = range(len(tokens))
         if not self.width or not tokens:
-            return decode(tokens, positions, sequences, outputs, meanwhile, hidden)
+            return decode(tokens, positions, sequences, outputs, meanwhile)
         first: Iterator[Decode] = iter([partial(decode, meanwhile=meanwhile)])
-        single = len(list(_runs(positions, sequences, self.width))) == 1
-        self._places = list(compress(self._places, outputs)) if single else ()
         return decode_filled(
             lambda *batch: next(first, decode)(*batch),
             self.truncate,
@@ -77,10 +73,6 @@ class ConstantWidth(Context):
             sequences,
             outputs,
         )
-
-    def hidden(self, index: int) -> Row | None:
-        """As `Context.hidden`; None where it took several decodes, of which the last is known."""
-        return super().hidden(self._places[index]) if self._places else None
 
 
 def decode_filled(

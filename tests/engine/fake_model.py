@@ -7,7 +7,7 @@ is a `BatchError` here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -77,9 +77,6 @@ class FakeModel:
         faults: by number of the decode call (from 0), what happens in it.
         batches: size of each decode so far.
         cost: seconds that a decode of n tokens adds to `seconds`.
-        told: what a draft says right behind a token whose hidden state it was given; where there is
-            such a language, the states it is given have to be right. A state is the tokens it saw.
-        n_told: how many states it was given so far.
     """
 
     language: Language
@@ -95,9 +92,6 @@ class FakeModel:
     offloaded: bool = True
     answers_later: bool = False
     overran: bool = False
-    tells_hidden: bool = False
-    told: Language | None = None
-    n_told: int = 0
     batches: list[int] = field(default_factory=list)
     on_decode: Callable[[float], None] = lambda seconds: None
 
@@ -105,7 +99,6 @@ class FakeModel:
         self.n_ctx_seq = self.n_ctx
         self.cells: list[Cell] = []
         self._saved: dict[int, Tokens] = {}
-        self._states: list[Row] | None = None
         self._buffer = np.full((self.n_batch, self.n_vocab), np.nan, np.float32)
 
     # what the engine uses
@@ -117,8 +110,7 @@ class FakeModel:
         sequences: Sequence[tuple[int, ...]],
         outputs: Sequence[bool],
         meanwhile: Callable[[], None] | None = None,
-        hidden: Mapping[int, Row] | None = None,
-    ) -> list[Row]:
+    ) -> Row:
         fault = self.faults.pop(len(self.batches), None)
         self.batches.append(len(tokens))
         if fault and fault.when == "before":
@@ -126,28 +118,15 @@ class FakeModel:
         self._check(tokens, positions, sequences, outputs)
         self._buffer[:] = np.nan
         n_rows = 0
-        states: list[Row] = []
-        hidden = hidden if hidden and self.told is not None else {}
         for done, (token, position, ids, wanted) in enumerate(
             zip(tokens, positions, sequences, outputs, strict=True)
         ):
             if fault and fault.when == "half" and 2 * done >= len(tokens):
                 raise fault.error("broken off")
             self.cells.append(Cell(position, token, set(ids)))
-            if not wanted and done not in hidden:
-                continue
-            context = self._visible(ids, position)
-            said = self.language
-            if done in hidden:
-                if tuple(hidden[done]) != context[:-1]:
-                    raise BatchError(f"the state {hidden[done]} did not say {token}: {context}")
-                self.n_told += 1
-                said = self.told or said
             if wanted:
-                self._buffer[n_rows] = said(context)
-                states.append(np.array(context, np.float32))
+                self._buffer[n_rows] = self.language(self._visible(ids, position))
                 n_rows += 1
-        self._states = states if self.tells_hidden and n_rows == len(tokens) else None
         if meanwhile is not None:
             meanwhile()
         seconds = self.cost(len(tokens))
@@ -156,13 +135,6 @@ class FakeModel:
         if fault:
             raise fault.error("broken off")
         return list(self._buffer[:n_rows])
-
-    @property
-    def reads_hidden(self) -> bool:
-        return self.told is not None
-
-    def hidden(self, index: int) -> Row | None:
-        return None if self._states is None else self._states[index]
 
     def reaches(self, seq: int, length: int) -> bool:
         return True

@@ -127,18 +127,6 @@ def test_longer_drafts(rule: str) -> None:
     assert wrongness(asked(rule, PENALISED, 4, 2), words, make) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_drafts_that_read_hidden_states(rule: str) -> None:
-    """Their law is another one where a state is known, and is the one that verification uses."""
-    words = language(4, V, spread=1.0)
-
-    def make() -> Engine:
-        draft = FakeModel(near(words, 5, 0.9, V), n_vocab=V, told=near(words, 6, 0.4, V))
-        return Engine(FakeModel(words, n_vocab=V), [ModelDrafter(Follower(draft))])
-
-    assert wrongness(asked(rule, PENALISED, 4, 1), words, make) < 1e-12
-
-
 TWO_WORDS = language(4, 2, spread=1.0)
 THEIR_DRAFT = near(TWO_WORDS, 5, 0.5, 2)
 

@@ -165,22 +165,6 @@ def test_something_is_done_beside_the_first_of_several_decodes(
     assert held == [WIDTH, size]
 
 
-@pytest.mark.model
-def test_hidden_states_of_what_is_wanted(context: ConstantWidth) -> None:
-    ids = [504, 2365, 282, 4649, 314, 3575]
-    context.tells_hidden = True
-    expected = []
-    for place, token in enumerate(ids):
-        context.decode([token], [place], [(0,)], [True])
-        expected.append(context.hidden(0))
-    context.drop(0)
-    context.decode(ids, range(6), [(0,)] * 6, [n in (2, 5) for n in range(6)])
-    assert np.array_equal(context.hidden(0), expected[2])
-    assert np.array_equal(context.hidden(1), expected[5])
-    context.decode([5, 5], [6, 0], [(0,), (1,)], [True] * 2)
-    assert context.hidden(0) is None, "the first of two decodes is gone"
-
-
 Open = Callable[..., SpeculativeDecoder]
 
 

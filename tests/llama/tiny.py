@@ -96,50 +96,6 @@ def _normal(seed: int) -> Callable[..., np.ndarray]:
     return normal
 
 
-def write_llama(
-    path: Path,
-    *,
-    table: np.ndarray | None = None,
-    states: np.ndarray | None = None,
-    table_type: Any = None,
-    seed: int = 9,
-) -> Path:
-    """A plain transformer; `states`: it is a draft that reads hidden states.
-
-    Args:
-        table: its embedding, [N_VOCAB, 32]; `table_type` is a gguf type to store it in.
-    """
-    import gguf
-
-    normal, ones = _normal(seed), np.ones(_EMBD, np.float32)
-    own = normal(N_VOCAB, _EMBD, scale=5.0)
-    table = own if table is None else table
-    writer = _writer(path, "llama")
-    writer.add_head_count_kv(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(_EMBD // 4)
-    if states is not None:
-        writer.add_array("specllama.states", states.astype(np.float32).flatten().tolist())
-    if table_type is None:
-        writer.add_tensor("token_embd.weight", table)
-    else:
-        packed = gguf.quantize(table, table_type)
-        writer.add_tensor("token_embd.weight", packed, raw_dtype=table_type)
-    writer.add_tensor("output.weight", normal(N_VOCAB, _EMBD, scale=2.5))
-    writer.add_tensor("output_norm.weight", ones)
-    for layer in range(_LAYERS):
-        block = f"blk.{layer}"
-        writer.add_tensor(f"{block}.attn_norm.weight", ones)
-        writer.add_tensor(f"{block}.ffn_norm.weight", ones)
-        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            writer.add_tensor(f"{block}.{part}.weight", normal(_EMBD, _EMBD))
-        writer.add_tensor(f"{block}.ffn_gate.weight", normal(64, _EMBD))
-        writer.add_tensor(f"{block}.ffn_up.weight", normal(64, _EMBD))
-        writer.add_tensor(f"{block}.ffn_down.weight", normal(_EMBD, 64))
-    _finish(writer)
-    return path
-
-
 def write_gemma3(path: Path, window: int, n_ctx: int = 2048) -> Path:
     """Attention with a sliding window in five of six layers."""
     normal, ones, layers, head = _normal(5), np.ones(_EMBD, np.float32), 6, 8
