@@ -75,6 +75,7 @@ class Calibration:
 
     Attributes:
         threads: what the thread counts were measured to cost.
+        trouble: why the table is not on disk, "" where it is; one sentence.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Calibration:
         self._prefill: float | None = None
         self._exact: int | None = None
         self.threads = Threads()
+        self.trouble = ""
 
     def run(self) -> Iterator[Progress]:
         """Measure; may be broken off between or within steps (`finish` takes what there is)."""
@@ -114,7 +116,7 @@ class Calibration:
         yield from _part(0.50, 0.60, "drafting", self._draft_in_loop())
         yield 0.60, "bit-exact range"
         self._find_exact_range()
-        self._costs.replace(self.table())
+        self._keep(self.table())
         yield from _part(0.70, 1.0, "acceptance", self._real_rounds())
         yield 1.0, "done"
 
@@ -133,19 +135,25 @@ class Calibration:
         )
 
     def finish(self) -> CostTable:
-        """Free the caches and keep what was measured.
-
-        Raises:
-            OSError: the table cannot be written.
-        """
+        """Free the caches and keep what was measured; see `trouble`."""
         self._clear()
         self._forget()
         table = self.table()
         if not table.same:
             return table
         table = replace(table, acceptance=self._scheduler.table().acceptance)
-        self._costs.replace(table)
+        self._keep(table)
         return self._costs.table or table
+
+    def _keep(self, table: CostTable) -> None:
+        """A disk that cannot be written must not take what was measured."""
+        try:
+            self._costs.replace(table)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            self.trouble = f"The table is not kept: {where}{error.strerror}."
+        else:
+            self.trouble = ""
 
     def advice(self) -> list[str]:
         """Thread counts that were clearly faster than the current ones, a sentence each."""

@@ -59,7 +59,8 @@ class SpeculativeDecoder:
     (`Stream.cancel` may come from anywhere). A `Pool` over it runs many at once, for any thread.
 
     Args:
-        target: a GGUF file, an alias, a built-in name, or `user/repo:QUANT` from the cache.
+        target: a GGUF file, an alias, a name of the catalogue (the built-in pair is in it), or
+            `user/repo:QUANT` from the cache.
         draft: the same, a model with the target's vocabulary; None drafts without a model.
         gamma: the papers' setting: calls that give no params draft exactly `gamma` tokens a round
             with the draft model (rejection, Leviathan et al. 2023; coupled when a seed is given).

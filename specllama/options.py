@@ -105,6 +105,9 @@ class ModelOptions:
         _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
         if self.main_gpu is not None:
             _at_least("main_gpu", self.main_gpu, 0)
+        for share in self.tensor_split:
+            if not 0.0 <= share < float("inf"):
+                raise UsageError(f"tensor_split must be shares of at least 0, not {share}.")
         for name in ("threads", "threads_batch", "draft_threads"):
             value = getattr(self, name)
             if value is not None:

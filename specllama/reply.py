@@ -220,7 +220,7 @@ class Reply:
             spec=stats,
             seed=self._seed,
             verify=self._rule.name,
-            guarantee=self._rule.guarantee,
+            guarantee=self._rule.promise(exact=self._engine.linear),
             lossless=self._rule.lossless,
         )
 

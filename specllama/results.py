@@ -221,7 +221,8 @@ class Generation:
         tokens: ids of exactly that text (an end-of-generation token is not among them).
         logprobs: per token, see StreamEvent; empty if they were not asked for.
         finish_reason: why it ended.
-        seed: the seed that was used, also when it was drawn; giving it again repeats the text.
+        seed: the seed that was used, also when it was drawn. Giving it again repeats the text where
+            `verify` is given too (a seed alone chooses "coupled") and drafts as `guarantee` says.
         guarantee: one sentence saying what the verification rule promised for this run.
         lossless: the rule left the target's distribution as it is.
     """

@@ -96,6 +96,17 @@ def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:
     assert kept(small)["how"] == "calibrated"
 
 
+def test_calibration_that_cannot_be_kept_is_not_lost(small: Path, own_home: Path) -> None:
+    own_home.mkdir()
+    (own_home / "costs").write_text("a file where the folder should be")
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        calibration = decoder.calibration()
+        assert [share for share, _ in calibration.run()][-1] == 1.0
+        table = calibration.finish()
+    assert table.how == "calibrated" and table.date
+    assert calibration.trouble.startswith(f"The table is not kept: {own_home / 'costs'}: ")
+
+
 def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:
     options = ModelOptions(n_ctx=512, threads=1)
     with SpeculativeDecoder(small, draft_file, options=options) as decoder:

@@ -77,6 +77,7 @@ class TestStreams:
         assert spec.rounds < len(result.tokens)
         assert result.verify == "coupled"
         assert result.guarantee.startswith("Exact")
+        assert "rounding" not in result.guarantee, "exact mode lets nothing be rounded otherwise"
 
     def test_timings(self, decoder: SpeculativeDecoder) -> None:
         timings = decoder.generate(STORY, params(8)).timings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from specllama.errors import UsageError
@@ -58,11 +60,14 @@ def test_smaller_pieces_without_flash_attention() -> None:
         {"draft_threads": 513},
         {"n_ctx": 2**31},
         {"n_ctx": 2**30, "parallel": 4},
+        {"tensor_split": (1.0, -1.0)},
+        {"tensor_split": (float("nan"),)},
+        {"tensor_split": (float("inf"), 1.0)},
     ],
 )
-def test_what_llama_cpp_cannot_do_is_refused(options: dict[str, int]) -> None:
+def test_what_llama_cpp_cannot_do_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        ModelOptions(**options)  # type: ignore[arg-type]
+        ModelOptions(**options)
 
 
 def test_the_largest_that_can_be() -> None:

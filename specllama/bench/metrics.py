@@ -16,7 +16,7 @@ import numpy as np
 
 from specllama.bench.runner import Arm, Run
 from specllama.results import Reliability, SpecStats
-from specllama.verification import LOSSY_RULES
+from specllama.verification import LOSSY_RULES, RULES
 
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 N_RESAMPLES = 4000
@@ -24,8 +24,8 @@ LEVEL = 0.95
 MIN_PROMPTS = 4
 """Fewer say next to nothing about prompts in general, so they get no interval."""
 
-FUNCTIONS_OF_THE_SEED = frozenset({"coupled", "match"})
-"""Rules under which drafts cannot change the text of a seed (verification.Rule.guarantee)."""
+FUNCTIONS_OF_THE_SEED = frozenset(name for name, rule in RULES.items() if rule.of_seed)
+"""Rules under which drafts cannot change the text of a seed."""
 
 
 class Block(NamedTuple):

@@ -72,7 +72,7 @@ def read(file: Path) -> list[Prompt]:
 def parse(data: bytes, name: str) -> list[Prompt]:
     """`read` for the bytes of a file of that name."""
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text.", "Convert it, e.g. with iconv.") from error
     prompts = [_prompt(line, name, n) for n, line in enumerate(lines, 1) if line.strip()]

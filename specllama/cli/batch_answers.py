@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.cli.batch_lines import Line
+from specllama.cli.generate_stats import count
 from specllama.cli.model_flags import decode_text
 from specllama.cli.output import as_json, out
 from specllama.errors import UsageError
@@ -106,7 +107,8 @@ class Answers:
 
     def _set_aside(self, old: Path) -> None:
         _append(old, self._gone)
-        out.warn(f"{len(self._gone)} earlier answers are to other lines; they are in {old} now.")
+        gone = count(len(self._gone), "earlier answer", "earlier answers")
+        out.warn(f"{gone} to other lines: now in {old}.")
         self._gone = []
 
 

@@ -257,5 +257,6 @@ def _numbers(flag: str, text: str | None, kind: Callable[[str], T]) -> list[T]:
         return [kind(part) for part in _list(text)]
     except ValueError as error:
         raise UsageError(
-            f"{flag} {text} is not a list of numbers.", f"Write it as {flag} 2,4,8."
+            f"{flag} {text} is not a list of numbers.",
+            f"Write it as {flag} {'2,4,8' if kind is int else '0,0.8'}.",
         ) from error

@@ -40,13 +40,18 @@ def calibrate(*, flags: ModelFlags) -> None:
         calibration = decoder.calibration(_prompts())
         interrupted = _measure(calibration)
         table = calibration.finish()
+        if calibration.trouble:
+            decoder.warnings.append(calibration.trouble)
+            out.warn(calibration.trouble)
         data = _as_data(decoder, calibration, table)
     if not table.same:
         out.warn("Interrupted before anything was measured.")
     else:
-        out.result(data, lambda: _print(decoder, calibration, table))
+        out.result(data, lambda: _print(data, calibration, table))
     if interrupted:
         raise typer.Exit(130)
+    if calibration.trouble:
+        raise typer.Exit(1)
 
 
 def _prompts() -> list[str]:
@@ -100,8 +105,8 @@ def _as_data(
     }
 
 
-def _print(decoder: SpeculativeDecoder, calibration: Calibration, table: CostTable) -> None:
-    pair = " with ".join(name for name in (decoder.target_name, decoder.draft_name) if name)
+def _print(data: dict[str, Any], calibration: Calibration, table: CostTable) -> None:
+    pair = " with ".join(filter(None, (data["model"], data["draft"])))
     out.line(out.styled(f"{pair}: {origin(table)}", "bold"))
     for line in table_lines(table):
         out.line(line)

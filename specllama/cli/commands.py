@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -173,8 +174,14 @@ def _save(chat: Chat, argument: str) -> None:
         raise UsageError(f"{file} exists and is no saved conversation.", "Choose another name.")
     text = json.dumps(chat.session.dump(), indent=2, ensure_ascii=False)
     draft = file.with_name(f"{file.name}.part")
-    draft.write_text(text + "\n", encoding="utf-8")
-    draft.replace(file)
+    try:
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(file)
+    except OSError as error:
+        raise UsageError(f"Cannot write {file}: {error.strerror}.") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     out.status(f"Saved {_turns(chat)} in {file}.")
 
 
@@ -182,7 +189,7 @@ def _load(chat: Chat, argument: str) -> None:
     file = _file(argument, "/load FILE")
     try:
         chat.session.restore(json.loads(read_text(file)))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON: {error}.") from error
     except UsageError as error:
         raise UsageError(f"Cannot load {file}: {error.message}") from error
@@ -208,7 +215,7 @@ def _is_conversation(file: Path) -> bool:
 
     try:
         parse_messages(json.loads(read_text(file)))
-    except (UsageError, json.JSONDecodeError):
+    except (UsageError, json.JSONDecodeError, RecursionError):
         return False
     return True
 

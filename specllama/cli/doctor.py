@@ -23,10 +23,14 @@ _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer
 
 def doctor(
     target: Annotated[
-        str | None, typer.Option("-m", "--target", metavar="MODEL", help="Whose costs to show.")
+        str | None,
+        typer.Option("-m", "--target", "--model", metavar="MODEL", help="Whose costs to show."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option("-md", "--draft", metavar="MODEL", help="With which draft.")
+        str | None,
+        typer.Option(
+            "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL", help="With it."
+        ),
     ] = None,
 ) -> None:
     """Facts about this installation, for bug reports.

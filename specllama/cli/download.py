@@ -144,8 +144,9 @@ def _wanted(model: str, draft: str | None) -> list[_Part]:
     from specllama.hub import catalogue
 
     pair: KnownPair | None = catalogue.pairs().get(model)
-    names = [model, draft or (pair.draft_name if pair else None)]
-    return [_Part(name, _is_shipped(name)) for name in names if name and name != "none"]
+    guess = draft or (pair.draft_name if pair else None)
+    names = [model, guess] if guess and guess != "none" else [model]
+    return [_Part(name, _is_shipped(name)) for name in names]
 
 
 def _is_shipped(name: str) -> bool:
@@ -221,16 +222,21 @@ def _matching(listing: Listing, how: _How) -> list[str]:
     names = [
         name
         for name in listing.files
-        if any(fnmatch(name, pattern) for pattern in patterns)
-        and not any(fnmatch(name, pattern) for pattern in how.exclude)
+        if any(_matches(name, pattern) for pattern in patterns)
+        and not any(_matches(name, pattern) for pattern in how.exclude)
     ]
-    missing = [name for name in how.files if not any(fnmatch(n, name) for n in listing.files)]
+    missing = [name for name in how.files if not any(_matches(n, name) for n in listing.files)]
     if missing or not names:
         raise UsageError(
             f"No file {', '.join(missing or patterns)} in {listing.repo}.",
             f"Its models: specllama download {listing.repo} --list",
         )
     return names
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether `pattern` is the name itself, brackets and all, or a glob that fits it."""
+    return name == pattern or fnmatch(name, pattern)
 
 
 def _ask_which(found: Sequence[Variant], repo: str) -> Variant:

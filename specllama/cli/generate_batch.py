@@ -13,6 +13,7 @@ import typer
 from specllama.cli import model_flags
 from specllama.cli.batch_answers import Answer, Answers
 from specllama.cli.batch_lines import Line, params_of, prompt_of, read_lines
+from specllama.cli.generate_stats import count
 from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
@@ -73,7 +74,7 @@ def answer_all(
     answers = Answers(lines, output)
     if not answers.open:
         answers.close()
-        out.status(f"All {len(lines)} lines are answered already.")
+        out.status("All lines are answered already.")
         return
     options = replace(run.options, parallel=parallel or DEFAULT_PARALLEL)
     run = replace(run, options=options, params=replace(run.params, logprobs=False))
@@ -93,7 +94,7 @@ def answer_all(
 
 
 def _conclude(batch: Batch, n_lines: int, n_known: int) -> None:
-    told = f"{batch.n_answered} of {n_lines} lines answered"
+    told = f"{batch.n_answered} of {count(n_lines, 'line', 'lines')} answered"
     told += f", {n_known} were already" if n_known else ""
     out.status(told + (f"; {batch.n_failed} failed." if batch.n_failed else "."))
     if batch.cancelled:

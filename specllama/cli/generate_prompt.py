@@ -32,12 +32,13 @@ def whole_prompt(argument: str | None, files: Sequence[Path]) -> str | None:
 
 
 def attached(file: Path) -> str:
-    """The text of a file, wrapped with its name.
+    """The text of a file, wrapped with its name ("?" for what is no text in that).
 
     Raises:
         UsageError: it cannot be read, or it is not UTF-8.
     """
-    return f'<file name="{file}">\n{read_text(file).rstrip()}\n</file>'
+    name = str(file).encode("utf-8", "replace").decode()
+    return f'<file name="{name}">\n{read_text(file).rstrip()}\n</file>'
 
 
 def _stdin() -> str:

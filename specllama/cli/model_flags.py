@@ -51,7 +51,8 @@ class ModelFlags:
 
     # fmt: off
     target: Annotated[str | None, _model(
-        "Model to answer with: a GGUF path, an alias or user/repo[:QUANT].",
+        "Model to answer with: a GGUF path, an alias, a name of `list --catalogue` or "
+        "user/repo[:QUANT].",
         "-m", "--target", "--model", metavar="MODEL")] = None
     draft: Annotated[str | None, _model(
         "Small model that guesses ahead, or none.",
@@ -116,7 +117,8 @@ class ModelFlags:
         "The answer will resemble the prompt (corrections, rewriting).", "--copy-input")] = None
     verify: Annotated[VerifyName | None, _drafting(
         "Rule that checks drafts; chains: coupled, rejection, block, match; trees: coupled, match, "
-        "rrs, rrs-iid, spectr, greedy-one, traversal; auto is coupled with a seed, else rejection.",
+        "rrs, rrs-iid, spectr, greedy-one, traversal; auto is coupled with a seed, else "
+        "rejection (greedy-one for trees).",
         "--verify", metavar="RULE")] = None
     lossy: Annotated[bool | None, _drafting(
         "Accept a rule that changes what the model says: --verify typical, rejection-lenient.",

@@ -33,7 +33,7 @@ def remove(
     """Delete a downloaded model."""
     from specllama.hub import cache
 
-    models = [model for name in names for model in _removable(name)]
+    models = list(dict.fromkeys(model for name in names for model in _removable(name)))
     freed = sum(model.size for model in models)
     for model in models:
         out.status(f"{model.name}  {size(model.size)}")
@@ -48,7 +48,7 @@ def remove(
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="A GGUF path, an alias or user/repo[:QUANT].")],
+    model: Annotated[str, typer.Argument(help="A GGUF path, a name or user/repo[:QUANT].")],
 ) -> None:
     """Say what a model file is."""
     from specllama.hub.gguf import read

@@ -19,7 +19,7 @@ layers says what the whole model says in 44 % of the places, with 23 layers in 6
 
 
 def prune(
-    model: Annotated[str, typer.Argument(help="A GGUF path, an alias or user/repo[:QUANT].")],
+    model: Annotated[str, typer.Argument(help="A GGUF path, a name or user/repo[:QUANT].")],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the draft.")
     ],
@@ -150,6 +150,8 @@ def _check_output(output: Path, header: Header, *, force: bool) -> None:
         raise UsageError(f"{output} is a folder.", "Name a file in it: -o DRAFT.gguf")
     if not output.exists():
         return
+    if not output.is_file():
+        raise UsageError(f"{output} is not a regular file.", "Name another: -o DRAFT.gguf")
     if any(output.samefile(part) for part in parts_of(header.path)):
         raise UsageError(f"{output} is the model itself.", "Write to another file.")
     if not force:

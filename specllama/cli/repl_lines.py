@@ -31,7 +31,7 @@ def entry(text: str) -> Entry:
 
 
 def _shown(line: bytes) -> str:
-    return line.decode("utf-8", "replace").strip()
+    return line.decode("utf-8-sig", "replace").strip()
 
 
 class Pipe:

@@ -8,6 +8,7 @@ those of specllama/options.py and live only there.
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -219,10 +220,10 @@ def _environment() -> dict[str, Setting]:
 
 def _file(path: Path) -> dict[str, Setting]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Correct or delete it.") from error
     return _checked({name.replace("-", "_"): value for name, value in content.items()}, str(path))
 
@@ -283,11 +284,19 @@ def _convert(kind: Kind, value: Any) -> Any:
         case "whole number":
             return value if is_number and isinstance(value, int) else None
         case "number":
-            return float(value) if is_number else None
+            return _float(value) if is_number else None
         case "layers":
             return -1 if value in ("all", "auto") else _convert("whole number", value)
         case "texts" | "numbers":
             return _convert_all("text" if kind == "texts" else "number", value)
+
+
+def _float(value: float) -> float:
+    """Whole numbers too large for one become infinite, which every range check refuses."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _convert_all(kind: Kind, values: Any) -> tuple[Any, ...] | None:

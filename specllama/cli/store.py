@@ -64,7 +64,7 @@ def _chosen(names: list[str]) -> list[Path]:
     for name in names:
         if name not in folders:
             raise UsageError(f"The store has nothing called {name}.", "See: specllama store show")
-    return [folders[name] for name in names] if names else list(folders.values())
+    return [folders[name] for name in dict.fromkeys(names or folders)]
 
 
 def _n_bytes(folder: Path) -> int:

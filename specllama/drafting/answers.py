@@ -121,6 +121,7 @@ class Answers:
         answer = np.array(ids[-self._most_tokens :], np.uint32)
         self._add_recent([answer])
         if not self._writable:
+            self._bound_recent()
             return
         with self._telling():
             with _locked(self.folder):
@@ -211,6 +212,12 @@ class Answers:
         self._recent.append(answers)
         self._recent_indexes.append(SuffixIndex.build(answers))
         self._n_recent = sum(map(_length, self._recent))
+
+    def _bound_recent(self) -> None:
+        """Forget the oldest answers that only the memory has: no segment will take them over."""
+        while self._n_recent > self._most_tokens:
+            self._n_recent -= _length(self._recent.pop(0))
+            self._recent_indexes.pop(0)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

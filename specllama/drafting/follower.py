@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.protocol import Drafter, Want
+from specllama.errors import EngineError
 from specllama.llama.cache import Backend, TokenCache
 from specllama.sampling.distribution import Distribution
 
@@ -174,8 +176,14 @@ class Follower:
         return row[: self._n_shared] if self._n_shared < len(row) else row
 
     def law(self, want: Want, row: NDArray[np.float32], path: Sequence[int]) -> Distribution | None:
-        """The law of the next draft token, over ids that mean the same to the target."""
-        law = want.law(self.shared(row), path)
+        """The law of the next draft token, over ids that mean the same to the target.
+
+        None where nothing can be drafted, for want of tokens or of finite logits.
+        """
+        try:
+            law = want.law(self.shared(row), path)
+        except EngineError:  # a draft that computes nonsense may not end the target's reply
+            return None
         if law is None or not len(self._never):
             return law
         foreign = np.isin(law.ids, self._never, assume_unique=True)
@@ -187,7 +195,9 @@ class Follower:
         """The most probable next token and its probability; None where it takes the whole law."""
         if want.best is None or len(self._never):
             return None
-        return want.best(self.shared(row), path)
+        with suppress(EngineError):
+            return want.best(self.shared(row), path)
+        return None
 
     def forget(self) -> None:
         """Empty the cache."""

@@ -146,6 +146,6 @@ def _depth_first(grown: Sequence[tuple[int, int]]) -> tuple[Slot, ...]:
 
 def _falling(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """The most probable tokens, most probable first, ties by lowest id."""
-    likely = largest(row, min(count, len(row)))
+    likely = largest(row, min(count, len(row)))[:count]  # of NaN there may be more
     falling: NDArray[np.int64] = likely[np.argsort(-row[likely], kind="stable")]
     return falling

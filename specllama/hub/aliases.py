@@ -54,7 +54,7 @@ def save(name: str, alias: Alias) -> None:
     """Add or replace one alias.
 
     Raises:
-        UsageError: the name could be mistaken for a file, a repository or an option.
+        UsageError: the name could be mistaken for a file, a repository or an option; or no model.
         SpecllamaError: another process does not let go of the file.
     """
     if not _NAME.fullmatch(name) or name.lower().endswith(".gguf"):
@@ -62,6 +62,8 @@ def save(name: str, alias: Alias) -> None:
             f"{name!r} cannot be an alias.",
             "Use letters, digits, '.', '_' and '-', not ending in .gguf.",
         )
+    if not alias.target:
+        raise UsageError(f"{name!r} would stand for no model.", "Name its target.")
     with _locked():
         _write(load() | {name: alias})
 
@@ -116,5 +118,8 @@ def _write(aliases: dict[str, Alias]) -> None:
     file = path()
     entries = {name: asdict(aliases[name]) for name in sorted(aliases)}
     draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-    draft.replace(file)
+    try:
+        draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -285,6 +285,11 @@ class Downloader:
             yield
         except errors.HFValidationError as error:
             raise UsageError(f"{self.repo!r} is not a repository name.", "user/repo") from error
+        except UnicodeEncodeError as error:  # a header's
+            raise UsageError(
+                "The Hugging Face token has characters that no token has.",
+                "Correct --token or HF_TOKEN.",
+            ) from error
         except (errors.HfHubHTTPError, errors.EntryNotFoundError) as error:
             raise self._hub_error(error) from error
         except errors.OfflineModeIsEnabled as error:

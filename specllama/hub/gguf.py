@@ -315,8 +315,9 @@ def _not_gguf(path: Path) -> NotAModel:
 
 
 def _cut_or_damaged(path: Path, error: Exception) -> NotAModel:
+    why = f": {error}" if isinstance(error, ValueError) else ""  # the others are Python's words
     return NotAModel(
-        f"{path.name} is not a complete GGUF file (its header breaks off: {error}).",
+        f"{path.name} is not a complete GGUF file (its header breaks off{why}).",
         "Download it again.",
     )
 

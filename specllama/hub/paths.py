@@ -19,7 +19,7 @@ def expanded(name: str | Path) -> Path:
 
 
 def data_dir() -> Path:
-    """Aliases and history; $SPECLLAMA_HOME, else the platform's user data directory."""
+    """Aliases, history, costs, past answers: $SPECLLAMA_HOME, else the user's data directory."""
     if home := os.environ.get("SPECLLAMA_HOME"):
         return expanded(home)
     import platformdirs

@@ -177,7 +177,7 @@ def _looks_like_a_path(name: str) -> bool:
 def _not_found(path: Path, name: str) -> ModelNotFound:
     if _looks_like_a_path(name) or path.parent != Path("."):
         return ModelNotFound(f"Model file not found: {name}.", _nearest_files(path))
-    known = [*aliases.load(), *catalogue.pairs()]
+    known = [known for known in (*aliases.load(), *catalogue.pairs()) if known != name]
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     suggestion = f"Did you mean {', '.join(close)}? " if close else ""
     return ModelNotFound(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +113,7 @@ class Model:
 
     def _load(self, params: Any) -> Any:
         library.forget_log()
-        handle = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
+        handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._interrupted is not None:
             if handle:
                 self._lib.llama_model_free(handle)

@@ -7,6 +7,7 @@ what it expects it ends its process with an assertion.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def main(arguments: Sequence[str]) -> int:
     numbers = [*map(int, layers), -1]
     array = (ctypes.c_int32 * len(numbers))(*numbers)
     params.prune_layers = ctypes.cast(array, ctypes.POINTER(ctypes.c_int32))
-    status = lib.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(params))
+    status = lib.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
     if status != 0:
         print(*library.recent_errors(1), file=sys.stderr)
     return int(status != 0)

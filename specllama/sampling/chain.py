@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specllama.errors import EngineError
 from specllama.sampling.constraint import Constraint, NothingAllowed
-from specllama.sampling.distribution import FEW, Distribution, IntArray
+from specllama.sampling.distribution import FEW, LEAST, Distribution, IntArray
 from specllama.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -166,13 +166,12 @@ class Sampler:
         kept = sorted(falling[:count])
         cold = max(params.temperature, _COLDEST)
         scaled = [math.exp((values[place] - top) / cold) for place in kept]
-        if min(scaled) == 0.0:
-            kept = [place for place, weight in zip(kept, scaled, strict=True) if weight > 0.0]
-            scaled = [weight for weight in scaled if weight > 0.0]
         total = math.fsum(scaled)
-        return Distribution.of_few(
-            [ids[place] for place in kept], [weight / total for weight in scaled]
-        )
+        tokens, probs = [ids[place] for place in kept], [weight / total for weight in scaled]
+        if min(probs) < LEAST:
+            tokens = [token for token, prob in zip(tokens, probs, strict=True) if prob >= LEAST]
+            probs = [prob for prob in probs if prob >= LEAST]
+        return Distribution.of_few(tokens, probs)
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
         """A copy of the row after bias and penalties.
@@ -447,7 +446,7 @@ def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: flo
     while True:
         found = _at_least_largest(keys, size)
         likely = keys[found]
-        falling = np.argsort(-likely)
+        falling = np.argsort(-likely, kind="stable")  # of equals the lowest, as in the end
         reached = np.cumsum(weights[found][falling], dtype=np.float64)
         if reached[-1] >= mass or len(found) == len(keys):
             break

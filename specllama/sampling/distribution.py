@@ -16,6 +16,8 @@ from specllama.sampling.columns import highest
 FEW = 128
 """Laws up to this size are worked on in plain Python: after a decode the caches are cold, and a
 dozen array calls cost several times as much as a hundred steps of a loop."""
+LEAST = 1e-290
+"""Tokens less probable than this are left out of a law: what is divided by them would overflow."""
 # Few tokens of a law have so much; the most probable ones are nearly always among them.
 _LARGE = 2.0**-10
 
@@ -99,9 +101,9 @@ class Distribution:
             return None
         probs /= total
         ids = np.asarray(ids, np.int64)
-        if probs.min() > 0.0:
+        if probs.min() >= LEAST:
             return cls(ids, probs)
-        kept = probs > 0.0
+        kept = probs >= LEAST
         return cls(ids[kept], probs[kept])
 
     @classmethod

@@ -10,6 +10,7 @@ LARGEST = 1e30
 """Of a bias or a temperature: far from where float32 ends, also after a penalty."""
 
 _STRONGEST = 1e6
+_MOST_IDS = 2**31  # llama.cpp's ids have 32 bits and a sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class SamplingParams:
         _check("repeat_penalty", self.repeat_penalty, 1 / _STRONGEST, _STRONGEST)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        if any(token < 0 for token in self.logit_bias):
-            raise UsageError("logit_bias names tokens by ids of 0 and above.")
+        if any(not 0 <= token < _MOST_IDS for token in self.logit_bias):
+            raise UsageError("logit_bias names tokens by ids of 0 and above, below 2^31.")
         if any(bias != -math.inf and not abs(bias) <= LARGEST for bias in self.logit_bias.values()):
             raise UsageError(
                 f"logit_bias values must be at most {LARGEST:g} in size, or -inf to forbid a token."
@@ -64,6 +65,7 @@ class SamplingParams:
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
-    if math.isnan(value) or not low <= value <= high or math.isinf(value):
+    # no math.isinf: a whole number may be larger than any float
+    if not low <= value <= high or value == math.inf:
         upper = "" if math.isinf(high) else f" and at most {high:g}"
         raise UsageError(f"{name} must be at least {low:g}{upper}, not {value}.")

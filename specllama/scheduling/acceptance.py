@@ -63,7 +63,9 @@ class _Rate:
     @property
     def value(self) -> float:
         prior = self._prior.value if isinstance(self._prior, _Rate) else self._prior
-        return (self._hits + prior * self._weight) / (self.trials + self._weight)
+        value = (self._hits + prior * self._weight) / (self.trials + self._weight)
+        # what `doubt` keeps outlives the prior that it was weighed against
+        return value if 0.0 <= value <= 1.0 else float(value > 0.0)
 
     def observe(self, hit: bool) -> None:
         self._hits = self._hits * _DECAY + hit

@@ -111,9 +111,10 @@ class Costs:
         behind_prompt = self.behind_prompt
         self.pass_by(n_tokens)
         alike = self._alike(behind_prompt)
-        alike[n_tokens].observe(seconds)
+        is_plausible = alike[n_tokens].observe(seconds)
         steady = alike is self._same
-        if self.switch_s and not steady and seconds < self._same[n_tokens].value:
+        pays = self.switch_s and not steady
+        if pays and is_plausible and seconds < self._same[n_tokens].value:
             # a burst of hiccups was measured: a decode that pays for changing takes no less
             extra = self.first_s if alike is self._firsts else self.second_s
             self._same[n_tokens].cap(max(seconds - extra, _LEAST_STEADY * seconds))

@@ -302,6 +302,7 @@ class Scheduler(RoundPrices):
             return best_rate()
 
         sizes = [self.n_live * n for n in _SIZES if self.n_live * n <= self._max_batch]
+        sizes = sizes or [self._plain_size]
         rates = {size: rate(size) for size in sizes}
         enough = _NEARLY * max(rates.values())
         best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
@@ -326,13 +327,15 @@ class Scheduler(RoundPrices):
             return FixedShape(_FIRST_TREE)
         age, shape = self._plans.get((which, self.n_live), (0, None))
         if shape is None or age >= _PLAN_AGE:
-            topology = plan(
-                self._of_kind(which).by_rank(),
-                min(nodes, _PLAN_NODES),
-                min(depth, _PLAN_DEPTH),
-                self.batch_s,
-                self.draft_s(name, 1),
-            )
+            # a round that goes over to the kept size has a price of its own, below 0 perhaps
+            with self._settled(self._drafting_size):
+                topology = plan(
+                    self._of_kind(which).by_rank(),
+                    min(nodes, _PLAN_NODES),
+                    min(depth, _PLAN_DEPTH),
+                    self.batch_s,
+                    self.draft_s(name, 1),
+                )
             age, shape = 0, PlannedShape(topology or ((),))
         self._plans[which, self.n_live] = (age + 1, shape)
         return shape
@@ -459,6 +462,8 @@ class Scheduler(RoundPrices):
         Costs are medians; how much longer rounds take in the mean, hiccups and all, is learned.
         """
         if not self._expected_s or any(share.bet.draft_s is None for share in shares):
+            return
+        if not math.isfinite(seconds):
             return
         drafting = max(share.bet.draft_s or 0.0 for share in shares)
         overhead = self._overhead.value if self._overhead.count else 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -205,7 +204,12 @@ def _not_believed(why: str) -> str:
 
 
 def _rounded(costs: Seconds) -> dict[str, float]:
-    return {str(n): float(f"{seconds:.4g}") for n, seconds in sorted(costs.items())}
+    """Without what `_seconds` would not believe: a clock may go on while the machine sleeps."""
+    return {
+        str(n): float(f"{seconds:.4g}")
+        for n, seconds in sorted(costs.items())
+        if n <= _MOST_TOKENS and seconds <= _MOST_S
+    }
 
 
 def _seconds(data: Mapping[str, Any]) -> Seconds:
@@ -226,6 +230,7 @@ def _shares(data: Mapping[str, Any]) -> dict[str, list[float]]:
 def _number(value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(value)
-    if not (math.isfinite(value) and low <= value <= high):
+    # no math.isfinite: a whole number may be larger than any float
+    if not low <= value <= high:
         raise ValueError(value)
     return float(value)

@@ -37,8 +37,9 @@ class Rule(Generic[C]):
         chance: seed -> the randomness of one generation, for target and drafts alike.
         uses_law: the rule reads `Proposal.laws`, so a drafter has to give the law it drew from.
         shape: the most general proposal it can judge.
-        guarantee: one sentence for users.
+        guarantee: one sentence for users; of bits that are not rounded otherwise (`promise`).
         lossless: texts are distributed as the target's own.
+        of_seed: the text of a seed is the same with any drafts.
     """
 
     name: str
@@ -48,8 +49,16 @@ class Rule(Generic[C]):
     shape: Literal["chain", "tree"]
     guarantee: str
     lossless: bool = True
+    of_seed: bool = False
+
+    def promise(self, *, exact: bool) -> str:
+        """The guarantee, for settings under which batches have the bits of single tokens or not."""
+        if exact or not self.of_seed:
+            return self.guarantee
+        return f"{self.guarantee.removesuffix('.')}, {ROUNDED}"
 
 
+ROUNDED = "but where rounding swaps nearly equal tokens (exact mode lets none)."
 IN_DISTRIBUTION = (
     "Exact in distribution: texts are distributed as the target's own; the same seed repeats one "
     "only with the same drafts."
@@ -74,6 +83,7 @@ RULES: Mapping[str, Rule[Any]] = MappingProxyType(
             shape="tree",
             guarantee="Exact: the text is a function of model, prompt, settings and seed alone; "
             "drafting cannot change it.",
+            of_seed=True,
         ),
         "match": Rule(
             name="match",
@@ -83,6 +93,7 @@ RULES: Mapping[str, Rule[Any]] = MappingProxyType(
             shape="tree",
             guarantee="Exact: every token is the target's own draw; the same seed repeats the text "
             "with any draft.",
+            of_seed=True,
         ),
         "rejection": Rule(
             name="rejection",

@@ -4,7 +4,7 @@ A node is judged as the end of a path, with the probability of the whole path be
 paths through its children, in drawn order, then itself. On a chain this is block verification.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specllama.sampling.distribution import Distribution, remainder
@@ -19,12 +19,39 @@ def traversal(proposal: Proposal, rows: Rows, chance: CoinChance, position: int)
     Raises:
         ValueError: a token has no probability under its stated law, or comes twice.
     """
-    end = _Traversal(proposal, rows, chance).judge(ROOT, 1.0)
-    # the empty path has probability 1: only rounding could refuse it
-    node, emitted = end or (ROOT, rows(ROOT))
+    node, emitted = _Traversal(proposal, rows, chance).end()
     path = path_to(proposal, node)
     refused = bool(proposal.children(node))
     return Verdict(path, chance.pick(emitted, position + len(path)), len(path) + refused)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A node whose children are being judged, with what the refused ones have left.
+
+    Attributes:
+        reach: acceptance probability of the path down to it, as block verification's p_i.
+        p_target: the law of the token after it.
+        drafts: the children still to come, each with its law given those before it.
+        p_draft: that of the child being judged.
+    """
+
+    node: int
+    reach: float
+    p_target: Distribution
+    drafts: Iterator[tuple[int, Distribution]]
+    p_draft: Distribution
+
+    def next_child(self) -> int | None:
+        """The child to judge now; None behind the last."""
+        child, self.p_draft = next(self.drafts, (None, self.p_draft))
+        return child
+
+    def refuse(self) -> None:
+        """Take what the child being judged could have had out of path and law."""
+        left, law = remainder(self.p_target, self.p_draft, self.reach)
+        self.reach = _share(left, self.reach)
+        self.p_target = law or self.p_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +60,30 @@ class _Traversal:
     rows: Rows
     chance: CoinChance
 
-    def judge(self, node: int, reach: float) -> tuple[int, Distribution] | None:
-        """Where the path through `node` ends and the law of the token after it; None: refused.
+    def end(self) -> tuple[int, Distribution]:
+        """Where the path ends, and the law of the token after it."""
+        line = [self._open(ROOT, 1.0)]  # no recursion: a copied text's chain may be very long
+        while True:
+            here = line[-1]
+            child = here.next_child()
+            if child is None:
+                if self._holds(here.reach):  # the empty path does
+                    return here.node, here.p_target
+                line.pop()
+                line[-1].refuse()
+                continue
+            step = here.reach * ratio(here.p_target, here.p_draft, self.proposal.tokens[child])
+            if step > 0.0 and self.proposal.children(child):
+                line.append(self._open(child, min(1.0, step)))
+            elif step > 0.0 and self._holds(step):
+                return child, self.rows(child)
+            else:
+                here.refuse()
 
-        Args:
-            reach: acceptance probability of the path down to `node`, as block verification's p_i.
-        """
-        if reach == 0.0:
-            return None
-        children = self.proposal.children(node)
-        if not children:
-            return (node, self.rows(node)) if self._holds(reach) else None
-        p_target = self.rows(node)
-        for child, p_draft in zip(children, self._laws(node, children), strict=True):
-            step = reach * ratio(p_target, p_draft, self.proposal.tokens[child])
-            end = self.judge(child, min(1.0, step))
-            if end is not None:
-                return end
-            left, law = remainder(p_target, p_draft, reach)
-            reach = _share(left, reach)
-            p_target = law or p_target
-        return (node, p_target) if self._holds(reach) else None
+    def _open(self, node: int, reach: float) -> _Open:
+        p_target, children = self.rows(node), self.proposal.children(node)
+        drafts = zip(children, self._laws(node, children), strict=True)
+        return _Open(node, reach, p_target, drafts, p_target)
 
     def _holds(self, reach: float) -> bool:
         # what is certain takes no coin: without drafts the rule is one draw

@@ -45,6 +45,11 @@ def test_a_file_needs_nothing_but_prompts(tmp_path: Path) -> None:
     assert read(file)[1].text == "Fix:\n\nteh"
 
 
+def test_only_ends_of_lines_end_lines() -> None:
+    data = '{"prompt": "a\u2028b\x85c"}\r\n{"prompt": "d"}'.encode()
+    assert [prompt.prompt for prompt in parse(data, "own.jsonl")] == ["a\u2028b\x85c", "d"]
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [

@@ -250,6 +250,7 @@ class FakeDecoder:
 
     def close(self) -> None:
         self.closed = True
+        self.draft_name = None  # as the real one
 
     def __enter__(self) -> Self:
         return self

@@ -32,6 +32,7 @@ class FakeCalibration:
         default_factory=lambda: Threads({1: 0.02, 2: 0.012}, {1: 0.1, 2: 0.06})
     )
     finished: int = 0
+    trouble: str = ""
 
     def run(self) -> Iterator[tuple[float, str]]:
         for step in range(self.steps):
@@ -87,6 +88,21 @@ def test_ctrl_c_before_anything(calibrate: Callable[..., Result]) -> None:
     result = calibrate(FakeCalibration(interrupt_after=0))
     assert (result.code, result.out) == (130, "")
     assert "before anything was measured" in result.err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_does_not_take_the_figures(
+    calibrate: Callable[..., Result], options: list[str]
+) -> None:
+    result = calibrate(FakeCalibration(trouble="The table is not kept: no space."), *options)
+    assert result.code == 1
+    assert "Warning: The table is not kept: no space." in result.err
+    if options:
+        data = json.loads(result.out)
+        assert data["table"] == TABLE.to_dict()
+        assert data["warnings"] == ["The table is not kept: no space."]
+    else:
+        assert "19.90" in result.out
 
 
 def test_an_empty_table_is_no_lines() -> None:

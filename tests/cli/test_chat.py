@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -80,6 +81,11 @@ def test_blocks_end_where_their_quotes_do() -> None:
     pipe = Pipe(io.BytesIO("\n".join(lines).encode()))
     entries = [entry.text for entry in iter(pipe.read, None)]
     assert entries == ["one\n\ntwo", '"\n""', "all", "last", "open"]
+
+
+def test_a_block_may_begin_with_a_byte_order_mark() -> None:
+    pipe = Pipe(io.BytesIO(b'\xef\xbb\xbf"""\r\none\r\ntwo\r\n"""\r\nlast\r\n'))
+    assert [entry.text for entry in iter(pipe.read, None)] == ["one\ntwo", "last"]
 
 
 def test_a_long_block_takes_no_longer_a_line() -> None:
@@ -333,6 +339,32 @@ def test_a_conversation_is_saved_and_goes_on_later(
         ("assistant", "one"),
         ("user", "b"),
     ]
+
+
+def test_a_full_disk_leaves_no_part_of_a_conversation(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *_args: object, **_options: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = chat("a", f"/save {tmp_path / 'talk.json'}")
+    assert f"Error: Cannot write {tmp_path / 'talk.json'}: No space left on device." in result.err
+    assert not list(tmp_path.glob("talk*"))
+
+
+def test_a_folder_that_is_a_file_is_said_of_the_name_given(chat: Chat) -> None:
+    Path("notes").write_text("precious")
+    assert "Error: Cannot write notes/x: Not a directory." in chat("/save notes/x").err
+
+
+@pytest.mark.parametrize("command", ["load", "save"])
+def test_json_that_is_nested_too_deeply_is_no_conversation(chat: Chat, command: str) -> None:
+    Path("deep.json").write_text("[" * 100_000)
+    result = chat(f"/{command} deep.json")
+    assert "Error: deep.json " in result.err
+    assert "bug" not in result.err
 
 
 def test_save_does_not_replace_another_file(chat: Chat, tmp_path: Path) -> None:

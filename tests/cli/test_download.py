@@ -135,6 +135,11 @@ def test_a_file_that_is_not_there(cli: Cli, stocked: StandIn) -> None:
     assert result.err.startswith(f"Error: No file other.gguf in {REPO}.")
 
 
+def test_a_file_with_brackets_in_its_name(cli: Cli, stocked: StandIn) -> None:
+    stocked.repos[REPO]["m[1].txt"] = b"brackets"
+    assert cli("download", REPO, "m[1].txt").out == f"{in_cache('m[[]1].txt')}\n"
+
+
 def test_local_dir(cli: Cli, stocked: StandIn, tmp_path: Path) -> None:
     result = cli("download", REPO, "--local-dir", str(tmp_path / "here"))
     assert result.out == f"{tmp_path / 'here' / 'm-Q4_K_M.gguf'}\n"
@@ -206,6 +211,17 @@ def test_gated(cli: Cli, stocked: StandIn) -> None:
     assert cli("download", REPO, "--token", stocked.token).code == 0
 
 
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_token_that_cannot_be_one(
+    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    if variable:
+        monkeypatch.setenv("HF_TOKEN", "“hf_secret”")
+    result = cli("download", REPO, *([] if variable else ["--token", "“hf_secret”"]))
+    assert result.code == 2
+    assert "Correct --token or HF_TOKEN." in result.err
+
+
 def test_not_found(cli: Cli, stocked: StandIn) -> None:
     result = cli("download", "user/nothing")
     assert result.code == 1
@@ -256,6 +272,11 @@ def test_no_network_at_all(cli: Cli) -> None:
 def test_a_name_that_is_nothing(cli: Cli) -> None:
     assert "'qwen' is not a repository." in cli("download", "qwen").err
     assert cli("download", "qwen").code == 2
+    for name in ("none", ""):
+        for options in ([], ["--list"]):
+            result = cli("download", name, *options)
+            assert result.code == 2
+            assert f"{name!r} is not a repository." in result.err
 
 
 def test_a_pair_is_fetched_and_checked(cli: Cli, stocked: StandIn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def test_stdin_then_files_then_the_argument(
     (tmp_path / "a.txt").write_text("file text\n")
     generate("question", "-f", str(tmp_path / "a.txt"), stdin="piped\n")
     expected = f'piped\n\n<file name="{tmp_path / "a.txt"}">\nfile text\n</file>\n\nquestion'
+    assert decoder.prompts == [[("user", expected)]]
+
+
+def test_a_file_whose_name_is_no_text(
+    generate: Generate, decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9.txt")
+    Path(name).write_text("file text")
+    generate("question", "-f", name)
+    expected = '<file name="caf?.txt">\nfile text\n</file>\n\nquestion'
     assert decoder.prompts == [[("user", expected)]]
 
 

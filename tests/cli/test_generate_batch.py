@@ -274,7 +274,7 @@ class TestResuming:
     def test_answers_to_lines_that_are_gone_are_set_aside(self, batch: Command) -> None:
         batch([*self.LINES], "-o", str(batch.output))
         result = batch([*self.LINES[:1], {"prompt": "i"}], "-o", str(batch.output))
-        assert "2 earlier answers are to other lines" in result.err
+        assert "2 earlier answers to other lines" in result.err
         aside = batch.output.with_name("out.jsonl.old").read_text().splitlines()
         assert [json.loads(line)["text"] for line in aside] == [says("de"), says("f")]
 

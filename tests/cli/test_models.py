@@ -308,3 +308,17 @@ def test_doctor_survives_without_llama_cpp(cli: Cli, monkeypatch: pytest.MonkeyP
     assert data["llama.cpp"]["error"].startswith("ModuleNotFoundError")
     assert data["packages"]["typer"]
     assert data["hugging face"]["token"] == "no"
+
+
+def test_rm_counts_what_is_named_twice_once(cli: Cli) -> None:
+    path = put_into_cache("a-Q4_K_M.gguf")
+    size = path.stat().st_size
+    names = ("user/repo:Q4_K_M", "user/repo", "user/repo")
+    data = json.loads(cli("rm", *names, "--yes", "--json").out)
+    assert data == {"deleted": ["user/repo:Q4_K_M"], "bytes": size, "dry_run": False}
+
+
+def test_an_alias_of_nothing(cli: Cli) -> None:
+    result = cli("alias", "set", "a", "")
+    assert result == Result(2, "", "Error: 'a' would stand for no model.\nName its target.\n")
+    assert json.loads(cli("alias", "list", "--json").out) == []

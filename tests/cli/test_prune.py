@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,3 +103,12 @@ def test_json(cli: Cli, target_file: Path) -> None:
     assert data["bytes"] == Path("draft.gguf").stat().st_size
     assert data["quantization"] == "Q4_1"
     assert result.err == ""
+
+
+def test_a_device_is_never_replaced(cli: Cli, tiny: Path) -> None:
+    device = tiny.with_name("device")
+    os.mkfifo(device)
+    result = cli("prune", "tiny.gguf", "--drop", "2", "-o", "device", "--force")
+    assert result.code == 2
+    assert result.err.startswith("Error: device is not a regular file.")
+    assert device.is_fifo()

@@ -169,3 +169,22 @@ def test_a_broken_config_is_one_sentence(cli: Cli, own_home: Path) -> None:
     path = write_config(own_home, "tmp = 1")
     result = cli("config", "show")
     assert result == Result(2, "", f"Error: Unknown key 'tmp' in {path}.\nDid you mean 'temp'?\n")
+
+
+def test_a_config_that_a_windows_editor_saved(own_home: Path) -> None:
+    (own_home / "config.toml").write_bytes(b"\xef\xbb\xbftemp = 0\r\n")
+    assert settings.load()["temp"] == 0.0
+
+
+def test_a_config_that_is_nested_too_deeply(own_home: Path) -> None:
+    path = write_config(own_home, f"stop = {'[' * 5000}{']' * 5000}")
+    with pytest.raises(UsageError, match=f"{path} is not valid TOML"):
+        settings.load()
+
+
+@pytest.mark.parametrize("name", ["TEMP", "TENSOR_SPLIT"])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_beyond_all_numbers(monkeypatch: pytest.MonkeyPatch, name: str, sign: str) -> None:
+    monkeypatch.setenv(f"SPECLLAMA_{name}", f"{sign}1{'0' * 400}")
+    with pytest.raises(UsageError, match=rf"\(env SPECLLAMA_{name}\): .* at least 0.*, not -?inf"):
+        settings.load()

@@ -87,3 +87,9 @@ def test_clear_of_an_unknown_name(cli: Cli, stores: list[Answers]) -> None:
 def test_path(cli: Cli, own_home: Path) -> None:
     assert cli("store", "path").out == f"{own_home / 'answers'}\n"
     assert json.loads(cli("store", "path", "--json").out) == {"path": str(own_home / "answers")}
+
+
+def test_clear_of_one_named_twice(cli: Cli, stores: list[Answers]) -> None:
+    name = stores[0].folder.name
+    data = json.loads(cli("store", "clear", name, name, "--yes", "--json").out)
+    assert data == {"cleared": [name], "bytes": 188}

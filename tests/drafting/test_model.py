@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +15,15 @@ from specllama.drafting.follower import Follower
 from specllama.drafting.model import ModelDrafter
 from specllama.drafting.protocol import Want
 from specllama.drafting.shapes import FixedShape
+from specllama.drafting.staged import StagedDrafter
+from specllama.drafting.staged_tree import StagedTreeDrafter
 from specllama.drafting.tree import TreeDrafter
 from specllama.engine.engine import Engine
 from specllama.sampling.chain import Sampler
 from specllama.sampling.noise import RandomStream, SharedNoise
 from specllama.sampling.params import SamplingParams
 from tests.engine.fake_model import FakeModel, Fault, language
+from tests.engine.harness import expected, request, run
 
 WORDS = language(3)
 SAMPLER = Sampler(SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0))
@@ -58,6 +62,24 @@ def said(ids: Sequence[int], count: int) -> tuple[int, ...]:
     for _ in range(count):
         path.append(SharedNoise(5).pick(SAMPLER.distribution(WORDS(tuple(path)), ()), len(path)))
     return tuple(path[len(ids) :])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["model", "tree", "staged", "staged-tree"])
+def test_a_draft_that_computes_nonsense_drafts_nothing(name: str, temperature: float) -> None:
+    """The target's reply is none the worse for it."""
+    follower = Follower(FakeModel(lambda ids: WORDS(ids) * np.nan, n_seq=8))
+    drafter = {
+        "model": lambda: ModelDrafter(follower),
+        "tree": lambda: TreeDrafter(follower, first_branch=4),
+        "staged": lambda: StagedDrafter(follower, []),
+        "staged-tree": lambda: StagedTreeDrafter(follower, 4, []),
+    }[name]()
+    sampling = SamplingParams(temperature=temperature)
+    asked = request([1, 2], drafters=(name,), sampling=sampling, shape=FixedShape((2, 1)))
+    outcome = run(Engine(FakeModel(WORDS, n_seq=8), [drafter]), asked)
+    assert outcome.tokens == expected(WORDS, asked)[0]
+    assert outcome.stats.drafted == 0
 
 
 def test_drafts_from_its_own_law() -> None:

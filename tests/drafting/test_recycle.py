@@ -63,6 +63,13 @@ def test_a_chain_ends_where_nothing_is_known() -> None:
     assert propose(taught({1: [2]}), 1).tokens == (2,)
 
 
+def test_a_broken_row_is_no_trouble_here() -> None:
+    """The target's own draw tells of it."""
+    drafter = RecycleDrafter(V)
+    drafter.observe(0, [Seen(1, np.full(V, np.nan, np.float32))])
+    assert all(0 <= token < V for token in propose(drafter, 1).tokens)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([3, 8, 9, 700, 3000]), st.booleans())
 def test_the_lists_are_the_largest_logits(seed: int, n_vocab: int, ties: bool) -> None:

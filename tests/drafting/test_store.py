@@ -351,6 +351,15 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert answers.warnings == [warning]
 
 
+def test_a_store_that_cannot_be_written_does_not_fill_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("not a folder")
+    answers = store(tmp_path)
+    for text in (known := texts(200)):
+        answers.remember(text)
+        assert sum(map(len, kept(answers))) <= 1250, "as many as of a segment"
+    assert known[-1] in kept(answers)
+
+
 def test_somebody_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOCK_S", 0.05)
     answers = store(tmp_path)

@@ -199,9 +199,11 @@ def test_a_broken_off_batch_leaves_nothing_behind(when: Any) -> None:
     same(run(search, target, prompt), plain(words, prompt, how)[0])
 
 
-def test_a_broken_row_is_an_error() -> None:
+@pytest.mark.parametrize("kind", ["none", "recycle", "model"])
+def test_a_broken_row_is_an_error(kind: str) -> None:
     words, how = language(5), BeamSettings(width=2, max_tokens=12)
-    search, _ = search_of(lambda ids: words(ids) * np.nan, [1, 2], how)
+    drafter = drafter_of(kind, words, [1, 2], 0.9)
+    search, _ = search_of(lambda ids: words(ids) * np.nan, [1, 2], how, drafter)
     with pytest.raises(EngineError, match="not finite"):
         search.advance()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -48,6 +50,20 @@ def test_a_writer_that_hangs_is_not_waited_for_without_end(
         aliases.remove("q")
     aliases.remove("q")
     assert aliases.load() == {}
+
+
+def test_a_full_disk_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    aliases.save("q", Alias("model.gguf"))
+    before = sorted(aliases.path().parent.iterdir())
+
+    def full(self: Path, *_args: object, **_options: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        aliases.save("r", Alias("model.gguf"))
+    assert sorted(aliases.path().parent.iterdir()) == before
 
 
 @pytest.mark.parametrize(

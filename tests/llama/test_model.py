@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ class TestBadFiles:
             Model(path)
         with Model(write_mamba(tmp_path / "good.gguf")) as model:
             assert model.n_vocab == N_VOCAB
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """Names of files are bytes; a model is loaded whatever they are."""
+    model = write_mamba(tmp_path / "model.gguf")
+    odd = model.rename(tmp_path / os.fsdecode(b"t\xe9.gguf"))
+    with Model(odd, vocab_only=True) as loaded:
+        assert loaded.n_vocab == N_VOCAB
 
 
 class TestOptions:

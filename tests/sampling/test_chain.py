@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from specllama.errors import EngineError
 from specllama.sampling.chain import Sampler, largest, logprob, top_logprobs
 from specllama.sampling.constraint import NothingAllowed
+from specllama.sampling.noise import SharedNoise
 from specllama.sampling.params import LARGEST, SamplingParams
 
 NEUTRAL = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
@@ -87,6 +88,21 @@ def test_ties_go_to_the_lowest_ids(logits: np.ndarray, params: SamplingParams) -
         np.testing.assert_allclose(law.probs, probs, rtol=1e-5)
     else:
         assert abs(len(ids) - len(law.ids)) == 1
+
+
+def test_ties_of_typical_sampling_keep_as_much_as_was_asked_for() -> None:
+    """Likely and unlikely tokens as near to the entropy as each other: only the ids tell them
+    apart, and counting in another order keeps too few."""
+    logits = np.zeros(16, np.float32)
+    logits[[1, 3, 7, 8, 10, 11, 12, 14]] = -0.98439085
+    logits[[0, 4, 5, 9, 15]] = -9.0
+    params = replace(NEUTRAL, typical_p=0.5)
+    for seed in range(20):
+        shuffled = np.random.default_rng(seed).permutation(logits)
+        near = np.flatnonzero(shuffled > -9.0)
+        reached = np.cumsum(softmax(shuffled)[near])
+        law = Sampler(params).distribution(shuffled, [])
+        assert law.ids.tolist() == near[: np.searchsorted(reached, 0.5) + 1].tolist()
 
 
 def few_by_numpy(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
@@ -380,3 +396,19 @@ def test_best_heeds_bias_and_penalties_and_refuses_nan() -> None:
     assert Sampler(penalised).best(logits, [70])[0] == 71
     with pytest.raises(EngineError):
         Sampler(params).best(row(1.0, math.nan), ())
+
+
+@pytest.mark.parametrize("n_likely", [3, 40, 200])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6])
+def test_nothing_is_left_in_a_law_that_cannot_be_divided_by(
+    n_likely: int, temperature: float
+) -> None:
+    """exp ends in numbers of a few bits; half of the smallest is 0, and 1 / it infinity."""
+    logits = np.full(5000, -50.0, np.float32)
+    logits[:n_likely] = np.linspace(-0.6, -0.746, n_likely) * (temperature / 1e-3)
+    logits[:2] = 0.0
+    params = SamplingParams(top_k=0 if n_likely > 100 else 100, temperature=temperature)
+    law = Sampler(params).distribution(logits, [])
+    assert law.probs.min() > 1e-300
+    with np.errstate(all="raise"):
+        assert SharedNoise(1).pick(law, 5) in (0, 1)

@@ -31,6 +31,9 @@ from specllama.sampling.params import SamplingParams
         {"logit_bias": {1: -1e39}},
         {"logit_bias": {1: math.nan}},
         {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {2**31: 1.0}},
+        {"logit_bias": {2**70: 1.0}},
+        {"temperature": 10**400},
     ],
     ids=str,
 )
@@ -43,7 +46,8 @@ def test_the_edges_of_the_ranges_are_allowed() -> None:
     edges: list[dict[str, Any]] = [
         {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "min_p": 1.0, "typical_p": 0.0},
         {"repeat_last_n": -1, "frequency_penalty": -2.0, "presence_penalty": 2.0},
-        {"logit_bias": {0: -math.inf}},
+        {"logit_bias": {0: -math.inf, 2**31 - 1: 1.0}},
+        {"top_k": 10**400, "repeat_last_n": 10**400},
     ]
     for edge in edges:
         params = SamplingParams(**edge)

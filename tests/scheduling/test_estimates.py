@@ -73,6 +73,19 @@ class TestCosts:
         assert costs.target_s(1) == pytest.approx(0.010)
         assert costs.draft_s("model", 4) == pytest.approx(0.008)
 
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, math.nan])
+    def test_nor_does_it_bound_what_a_size_costs_where_changing_it_does(
+        self, seconds: float
+    ) -> None:
+        costs = graphs().costs
+        for size in (1, 1, 1, 1, 2, 2, 1, 1, 2, 1):
+            costs.observe_target(size, H100[size] + FIRST_S)
+        costs.observe_target(2, H100[2])
+        costs.observe_target(1, seconds)
+        for _ in range(4):
+            costs.observe_target(1, H100[1])
+        assert costs.target_s(1) == pytest.approx(H100[1], rel=0.4)
+
     @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
     def test_what_no_clock_should_show_is_dropped(self, seconds: float) -> None:
         costs = Costs(KEPT)
@@ -631,6 +644,17 @@ class TestAcceptance:
             assert all(0.0 <= rate <= 1.0 for rates in known.values() for rate in rates)
             assert 0.0 <= acceptance.at_depth(0) <= 1.0
 
+    @pytest.mark.parametrize("accepted", [0, 1])
+    def test_nor_where_it_is_doubted_again_and_again(self, accepted: int) -> None:
+        """As of a drafter that is tried now and then in one long reply, always with one result."""
+        acceptance = Acceptance()
+        for _ in range(6):
+            acceptance.doubt()
+            for _ in range(8):
+                observe(acceptance, 1, accepted, 1, [0.5])
+                values = [acceptance.at_confidence(0.5), *acceptance.by_rank()]
+                assert all(0.0 <= value <= 1.0 for value in (acceptance.at_depth(0), *values))
+
     def test_forgets(self) -> None:
         acceptance = Acceptance()
         for accepted in [0] * 200 + [1] * 150:
@@ -870,6 +894,26 @@ class TestSizes:
             assert pays(known)
             sizes.append(known.padded(n_live))
         assert sizes == [4, 8, 4]
+
+    def test_more_sequences_than_a_decode_takes_tokens_have_a_size_too(self) -> None:
+        known = Scheduler(max_batch=2)
+        known.recall(graphs(good=3).table())
+        known.begin(4)
+        known.settle_size(lambda: chain(known).rate)
+        assert trying(known) == 2
+
+    def test_trees_are_planned_for_the_size_to_keep_not_for_the_way_there(self) -> None:
+        """The round that goes there is cheaper than none: plain decoding would pay for the way
+        back."""
+        known, shapes = graphs(second=0.006, good=3), []
+        known.settle_size(lambda: 2.0 if trying(known) == 4 else 1.0)
+        for size in (1, 4, 4, 4):
+            known.observe_batch(size, H100[size])
+            known.begin(1)
+            assert pays(known)
+            shapes.append(known.planned_shape("model", "model, greedy", 8, 4))
+            known._plans.clear()
+        assert [shape.depth for shape in shapes] == [3] * 4
 
     def test_a_fixed_length_takes_no_notice(self) -> None:
         known = graphs(good=3)
@@ -1288,6 +1332,18 @@ class TestForecast:
         known.settle(0.01, 0.0, [Share(Account(known), stats, Bet(), 0, 1)])
         assert stats.forecast.rounds == 0
         assert stats.forecast.error is None
+
+    @pytest.mark.parametrize("seconds", [math.nan, math.inf])
+    def test_a_round_that_no_clock_measured_is_not_compared(self, seconds: float) -> None:
+        known = scheduler(0.01, 0.03, 8, 0.002)
+        stats = SpecStats()
+        for taken in (seconds, 0.05):
+            known.begin(1)
+            known.observe_batch(9, 0.033)
+            bet = Bet("model, greedy", Expectation(5.0, [0.9] * 8), draft_s=0.016)
+            known.settle(taken, 0.017, [Share(Account(known), stats, bet, 8, 6)])
+        assert stats.forecast.rounds == 1
+        assert stats.forecast.error == pytest.approx(0.0, abs=0.5)
 
     def test_predicted_chances_meet_what_happened(self) -> None:
         known, stats = Scheduler(), SpecStats()

@@ -103,6 +103,8 @@ def _set(*keys: str, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("table", "same", to={"1": -0.1}),
         _set("table", "same", to={"1": float("nan")}),
         _set("table", "same", to={"1": 1e9}),
+        _set("table", "same", to={"1": 10**400}),
+        _set("table", "load", to=-(10**400)),
         _set("table", "same", to={"0": 0.1}),
         _set("table", "same", to={"one": 0.1}),
         _set("table", "same", to=[0.1]),
@@ -141,6 +143,14 @@ def test_what_is_no_table_is_noticed(tables: Tables, model: Path, content: bytes
     table, warning = tables.load(place(model))
     assert table is None
     assert "damaged" in warning
+
+
+def test_what_would_not_be_believed_is_not_kept(tables: Tables, model: Path) -> None:
+    """As the first decode of all, during which the machine slept for half a day."""
+    slept = replace(TABLE, same={1: 0.0118, 2: 5e4, 5000: 0.3}, draft={"model": {1: 5e4}})
+    tables.save(place(model), slept)
+    kept = replace(TABLE, same={1: 0.0118}, draft={"model": {}})
+    assert tables.load(place(model)) == (kept, "")
 
 
 def test_a_huge_file_is_not_read(tables: Tables, model: Path) -> None:

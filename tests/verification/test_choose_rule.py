@@ -72,3 +72,12 @@ def test_temperature_zero_is_the_targets_argmax(rule) -> None:  # type: ignore[n
 def test_the_guarantee_is_one_sentence(rule) -> None:  # type: ignore[no-untyped-def]
     assert rule.guarantee.endswith(".")
     assert rule.guarantee.count(". ") == 0
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_no_text_is_promised_where_batches_are_rounded_otherwise(rule) -> None:  # type: ignore[no-untyped-def]
+    assert rule.promise(exact=True) == rule.guarantee
+    rounded = rule.promise(exact=False)
+    assert ("rounding" in rounded) == (rule.name in ("coupled", "match"))
+    assert rounded.endswith(".")
+    assert rounded.count(".") == 1

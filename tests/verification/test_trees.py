@@ -493,6 +493,17 @@ def test_an_empty_proposal_is_plain_decoding(way: Way) -> None:
     assert (text, verdict.path, verdict.tested) == ((2,), (), 0)
 
 
+@pytest.mark.parametrize("laws", [None, [law([0.5, 0.5])] * 3000], ids=["copied", "drawn"])
+@every_way
+def test_a_chain_may_be_longer_than_pythons_stack(
+    way: Way, laws: list[Distribution] | None
+) -> None:
+    """A predicted text is drafted in runs as long as `draft_max` allows."""
+    chain = Proposal.chain([0] * 3000, laws)
+    verdict = way.verify(chain, lambda node: Distribution.point(0), way.trace(), 0)
+    assert (verdict.path, verdict.token, verdict.tested) == (tuple(range(3000)), 0, 3000)
+
+
 def laws_of_siblings(tokens: Tokens, q: Distribution) -> Proposal:
     return Proposal(tokens, (ROOT,) * len(tokens), (q, *(None for _ in tokens)))
 
