@@ -288,7 +288,10 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        return [line.rstrip() for line in self._screen.display]
+        """All that was shown: on a busy machine prompts make room below them and scroll."""
+        columns = range(self._screen.columns)
+        gone = ["".join(row[x].data for x in columns) for row in self._screen.history.top]
+        return [line.rstrip() for line in (*gone, *self._screen.display)]
 
 
 def test_a_chat_in_a_real_terminal(own_home: Path) -> None:
