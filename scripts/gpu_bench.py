@@ -553,6 +553,10 @@ def main() -> None:
     args = _arguments()
     plan = Namespace(prompts=None, per_kind=args.per_kind, temps=args.temps, repetitions=1)
     bench = Bench(args, questions(args.source, plan))
+    files = bench.files(args.sizes[0])
+    peers = [*ours(Engine(files)), *native(args.programs, files)]
+    if wrong := set(args.arms) - {peer.name for peer in peers}:
+        raise SystemExit(f"No such arm: {'; '.join(wrong)}.")
     machine = facts.machine() | {"card": _card(), "load_average": facts.load_average()}
     bench.parts["facts"] = machine
     bench.parts["llama.cpp"] = {name: str(value) for name, value in describe().items()}

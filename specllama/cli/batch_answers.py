@@ -17,6 +17,7 @@ from specllama.cli.generate_stats import count
 from specllama.cli.model_flags import decode_text
 from specllama.cli.output import as_json, out
 from specllama.errors import UsageError
+from specllama.whole_file import whole_file
 
 Answer = dict[str, Any]
 
@@ -124,25 +125,17 @@ def _place(file: Path) -> Path:
         place = Path(os.path.realpath(file))
         if place.exists() and not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        part = _part(place)
-        part.touch()
-        part.unlink()
+        probe = place.with_name(f".{place.name}.part")
+        probe.touch()
+        probe.unlink()
     return place
 
 
-def _part(file: Path) -> Path:
-    return file.with_name(f".{file.name}.part")
-
-
 def _replace(file: Path, data: bytes) -> None:
-    part = _part(file)
-    try:
+    with whole_file(file) as part:
         part.write_bytes(data)
         if file.exists():
             shutil.copymode(file, part)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _append(file: Path, answers: Iterable[Answer]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +16,7 @@ from specllama.cli.model_flags import read_text
 from specllama.cli.output import out
 from specllama.errors import UsageError
 from specllama.hub.paths import expanded
+from specllama.whole_file import whole_file
 
 if TYPE_CHECKING:
     from specllama.cli.chat import Chat
@@ -173,15 +173,11 @@ def _save(chat: Chat, argument: str) -> None:
     if file.exists() and not _is_conversation(file):
         raise UsageError(f"{file} exists and is no saved conversation.", "Choose another name.")
     text = json.dumps(chat.session.dump(), indent=2, ensure_ascii=False)
-    draft = file.with_name(f"{file.name}.part")
     try:
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(file)
+        with whole_file(file) as part:
+            part.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"Cannot write {file}: {error.strerror}.") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
     out.status(f"Saved {_turns(chat)} in {file}.")
 
 

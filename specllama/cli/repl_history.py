@@ -12,6 +12,7 @@ from prompt_toolkit.history import History, InMemoryHistory
 
 from specllama.cli.output import as_json
 from specllama.hub.paths import data_dir
+from specllama.whole_file import whole_file
 
 MAX_ENTRIES = 1000
 
@@ -84,12 +85,8 @@ class ChatHistory(History):
 
     def _replace(self, lines: list[str]) -> None:
         """In one step, so that a chat beside this one never reads half a file."""
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        try:
+        with whole_file(self._path) as part:
             self._write(part, lines, os.O_TRUNC)
-            part.replace(self._path)
-        finally:
-            part.unlink(missing_ok=True)
 
     @staticmethod
     def _write(path: Path, lines: list[str], mode: int) -> None:

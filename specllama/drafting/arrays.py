@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import ModelError
+from specllama.whole_file import whole_file
 
 _PREAMBLE = struct.Struct("<8sIII")
 _ALIGNMENT = 64
@@ -80,19 +81,14 @@ def write_arrays(
         for name, array in arrays.items()
     ]
     header = json.dumps({"fields": dict(fields), "arrays": entries}).encode()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(_PREAMBLE.pack(kind.magic, kind.version, len(header), zlib.crc32(header)))
-            file.write(header)
-            for array in arrays.values():
-                file.write(bytes(-file.tell() % _ALIGNMENT))
-                file.write(np.ascontiguousarray(array).data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("wb") as file:
+        file.write(_PREAMBLE.pack(kind.magic, kind.version, len(header), zlib.crc32(header)))
+        file.write(header)
+        for array in arrays.values():
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.write(np.ascontiguousarray(array).data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_arrays(path: Path, kind: Kind) -> Arrays:

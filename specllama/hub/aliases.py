@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 from specllama.errors import SpecllamaError, UsageError
 from specllama.hub.paths import data_dir
+from specllama.whole_file import whole_file
 
 _LOCK_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -114,12 +114,6 @@ def _locked() -> Iterator[None]:
 
 
 def _write(aliases: dict[str, Alias]) -> None:
-    """Replace the file in one step, so that a reader never sees half of it."""
-    file = path()
     entries = {name: asdict(aliases[name]) for name in sorted(aliases)}
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(path()) as part:
+        part.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")

@@ -19,6 +19,7 @@ from specllama.hub.ggml_types import BLOCKS, FILE_TYPES
 from specllama.hub.gguf import Header, Tensor, read
 from specllama.llama import library
 from specllama.llama.context import default_threads
+from specllama.whole_file import whole_file
 
 Written = Callable[[int], None]
 """Called now and then with the bytes written so far."""
@@ -51,15 +52,11 @@ def prune(
     """
     _check_prunable(model)
     _check_room(out, file_bytes(model, dropped, file_type))
-    part = out.with_name(f"{out.name}.part")
-    arguments = [str(model.path), str(part), str(_COPY if file_type is None else file_type)]
-    command = [sys.executable, "-m", __name__, *arguments, *map(str, sorted(dropped))]
-    try:
-        _run(command, part, on_progress)
+    kind = _COPY if file_type is None else file_type
+    with whole_file(out) as part:
+        arguments = [str(model.path), str(part), str(kind), *map(str, sorted(dropped))]
+        _run([sys.executable, "-m", __name__, *arguments], part, on_progress)
         _check_written(part, layer_count(model) - len(dropped))
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def layer_count(model: Header) -> int:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from specllama.hub.fingerprint import file_identity
+from specllama.whole_file import whole_file
 
 FORMAT = 2
 MOST_BYTES = 256 * 1024
@@ -181,14 +180,8 @@ class Tables:
         """
         data = {"format": FORMAT, "identity": dict(place.identity), "table": table.to_dict()}
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, separators=(",", ":"))
-            Path(temporary).replace(self.path(place))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with whole_file(self.path(place)) as part, part.open("w", encoding="utf-8") as file:
+            json.dump(data, file, separators=(",", ":"))
         self._cap()
 
     def _cap(self) -> None:
