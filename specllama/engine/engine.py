@@ -38,6 +38,8 @@ Group = list[tuple[Sequence, Plan]]
 _MOSTLY = 0.5
 _CHUNK = 32
 _CHUNK_S = 0.1
+# llama.cpp's CUDA backend drops captured graphs that were not used for so long.
+_GRAPHS_KEPT_S = 10.0
 _PLAIN = Plan()
 
 
@@ -79,6 +81,7 @@ class Engine:
         self.read_s = 0.0
         self._live: dict[int, Sequence] = {}  # the eldest first
         self._events: list[Event] = []
+        self._worked_at = time.perf_counter()
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
@@ -120,6 +123,8 @@ class Engine:
         """
         self.check(request.ids)
         key = self._choose_slot(request.ids)
+        if time.perf_counter() - self._worked_at > _GRAPHS_KEPT_S:
+            self.scheduler.costs.lost_graphs()
         account = self.scheduler.open_account(request.max_tokens)
         drafters = [drafter for drafter in self.drafters if drafter.name in request.drafters]
         live = Sequence(key, request, account, drafters, on_prompt)
@@ -244,6 +249,7 @@ class Engine:
                     live.chance.go_back(place)
             raise
         self._end_finished()
+        self._worked_at = time.perf_counter()
         events, self._events = self._events, []
         return events
 

@@ -140,6 +140,10 @@ class Costs:
         self._in_a_row, self._has_changed = 1, self.size != 0
         self.size = n_tokens
 
+    def lost_graphs(self) -> None:
+        """No graph is captured any more: the next size is a new one, whichever it is."""
+        self.size = self._in_a_row = 0
+
     def _alike(self, behind_prompt: bool) -> dict[int, Typical]:
         """The times of decodes like the latest one."""
         if behind_prompt or self._in_a_row == 1:
@@ -390,7 +394,8 @@ def _plausible(times: dict[int, Typical]) -> Seconds:
 
     Later looks never cost more than the first ones: times that are longer are a hiccup's, and
     would stay, since a length that seems dear is not tried again. Where the drafter became slow,
-    it is the shorter ones that are out of date; a few times alone are no sign of that.
+    it is the shorter ones that are out of date; a few times alone are no sign of that. Nor does
+    any number cost more than a larger one, whose looks begin with its own.
 
     Args:
         times: in the order in which they were last measured.
@@ -403,6 +408,9 @@ def _plausible(times: dict[int, Typical]) -> Seconds:
         cheapest = min((seconds for m, seconds in shorter.items() if m < n), default=math.inf)
         found[n] = min(times[n].value, n * cheapest)
         since[n] = each[n]
+    most = math.inf
+    for n in sorted(found, reverse=True):
+        most = found[n] = min(found[n], most)
     return found
 
 

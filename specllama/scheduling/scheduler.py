@@ -27,6 +27,7 @@ from specllama.scheduling.typical import Typical
 from specllama.verification.types import Proposal
 
 _HICCUP = 2.0
+_CHANGING = 2
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
@@ -134,6 +135,7 @@ class Scheduler(RoundPrices):
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
+        self._drafts: dict[str, int] = {}
         self._expected_s: float | None = 0.0
         self._paying = False
         self.ahead = Ahead(self)
@@ -227,6 +229,11 @@ class Scheduler(RoundPrices):
 
     # what drafting promises
 
+    @property
+    def asking_s(self) -> float:
+        """What a round that may draft takes beside its decodes: choosing, booking, learning."""
+        return self._overhead.value
+
     def acceptance(self, name: str, temperature: float = 0.0) -> Acceptance:
         """The estimates of a drafter, for greedy, usual and wild sampling apart."""
         return self._of_kind(kind(name, temperature))
@@ -244,7 +251,7 @@ class Scheduler(RoundPrices):
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
-        batch = [self.batch_s(1 + n) for n in range(limit + 1)]
+        batch = [self.asking_s + self.batch_s(1 + n) for n in range(limit + 1)]
         paid = 1.0 - self.ahead.ready_share(name)
         draft = [paid * self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
@@ -256,7 +263,8 @@ class Scheduler(RoundPrices):
         )
 
     def _tree(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
-        batch = [self.batch_s(1 + n) for n in range(min(nodes, _PLAN_NODES) + 1)]
+        sizes = range(min(nodes, _PLAN_NODES) + 1)
+        batch = [self.asking_s + self.batch_s(1 + n) for n in sizes]
         levels = [self.draft_s(name, n) for n in range(min(depth, _PLAN_DEPTH) + 1)]
         return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
 
@@ -333,7 +341,7 @@ class Scheduler(RoundPrices):
                     self._of_kind(which).by_rank(),
                     min(nodes, _PLAN_NODES),
                     min(depth, _PLAN_DEPTH),
-                    self.batch_s,
+                    lambda n: self.batch_s(n) + (self.asking_s if n > 1 else 0.0),
                     self.draft_s(name, 1),
                 )
             age, shape = 0, PlannedShape(topology or ((),))
@@ -385,11 +393,20 @@ class Scheduler(RoundPrices):
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
         """What a drafter took to look at so many positions of each sequence.
 
-        Behind a prompt its model changes the size of its decodes, too, which says little of later.
+        Behind a prompt its model changes the size of its decodes, too, which says little of later
+        ones: such a time counts only where it is shorter than what is known.
         """
-        if self._age or not self.costs.draft_s(name, n_looks, n_lives):
-            self.costs.observe_draft(name, n_looks, seconds, n_lives)
         self._drafting_s += seconds
+        known = self.costs.draft_s(name, n_looks, n_lives)
+        if (n_looks and self._is_settled(name)) or not known or seconds < known:
+            self.costs.observe_draft(name, n_looks, seconds, n_lives)
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether a drafter has drafted often enough behind the prompt to take its usual time."""
+        if not self._age:
+            self._drafts.clear()
+        count = self._drafts[name] = self._drafts.get(name, 0) + 1
+        return count > (_CHANGING if self._replays else 0) and self._age > 0
 
     def overran(self, n_tokens: int) -> None:
         """Drafting ahead took longer than the decode of so many tokens: its own is not known."""
@@ -466,8 +483,7 @@ class Scheduler(RoundPrices):
         if not math.isfinite(seconds):
             return
         drafting = max(share.bet.draft_s or 0.0 for share in shares)
-        overhead = self._overhead.value if self._overhead.count else 0.0
-        usual_s = self._expected_s + drafting + overhead
+        usual_s = self._expected_s + drafting + self.asking_s
         predicted_s = usual_s * self._drag
         self._drag += _DRAG_WEIGHT * (min(seconds / usual_s, _HICCUP) - self._drag)
         for share in shares:

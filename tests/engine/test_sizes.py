@@ -151,3 +151,15 @@ def test_plain_decoding_is_noticed() -> None:
     assert (made.scheduler.costs.size, made.scheduler.costs.behind_prompt) == (1, False)
     assert made.scheduler.costs.change_s(1) == 0.0
     assert made.scheduler.costs.n_decodes == 0
+
+
+@pytest.mark.parametrize(("idle_s", "kept"), [(9.0, 1), (11.0, 0)])
+def test_graphs_are_lost_while_nobody_asks(idle_s: float, kept: int, clock: Clock) -> None:
+    """llama.cpp drops those of a device that nothing used for ten seconds."""
+    made = Engine(FakeModel(WORDS, n_seq=1))
+    asked = request([1, 2, 3], max_tokens=2, is_end=lambda token: False)
+    run(made, asked)
+    assert made.scheduler.costs.size == 1
+    clock.advance(idle_s)
+    made.add(asked)
+    assert made.scheduler.costs.size == kept
