@@ -295,6 +295,7 @@ def main() -> int:
     speed = Runs(args.runs, _setting(args, timed=True))
     laws = Runs(args.runs, _setting(args, timed=False))
     notes: list[str] = []
+    asked = questions(args.files.target, args)
     peers = [] if args.part == "report" else _peers(args, notes)
     if args.part == "build":
         print("\n".join(notes))
@@ -302,14 +303,10 @@ def main() -> int:
     done = True
     opened = Open(peers, lambda arm, why: speed.add("failure", arm, sentence=why))
     try:
-        asked = questions(args.files.target, args)
         if args.part in ("all", "speed"):
             done = measure_speed(opened, asked, speed, args)
         if done and args.part in ("all", "laws"):
             done = sample_laws(opened, asked, laws, args)
-    except KeyboardInterrupt:
-        print("Interrupted: the same command goes on from here.", file=sys.stderr)
-        return 130
     finally:
         opened.close()
     if not done:
@@ -338,3 +335,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except SpecllamaError as error:
         sys.exit(f"{error}")
+    except KeyboardInterrupt:
+        print("Interrupted: the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)

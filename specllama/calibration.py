@@ -135,13 +135,23 @@ class Calibration:
         )
 
     def finish(self) -> CostTable:
-        """Free the caches and keep what was measured; see `trouble`."""
+        """Free the caches and keep what was measured; see `trouble`.
+
+        What it was broken off before stays as an earlier session left it.
+        """
         self._clear()
         self._forget()
         table = self.table()
         if not table.same:
             return table
-        table = replace(table, acceptance=self._scheduler.table().acceptance)
+        known = self._costs.table or CostTable()
+        table = replace(
+            table,
+            draft=table.draft or known.draft,
+            threads=table.threads or known.threads,
+            exact_batch=known.exact_batch if table.exact_batch is None else table.exact_batch,
+            acceptance=self._scheduler.table().acceptance,
+        )
         self._keep(table)
         return self._costs.table or table
 

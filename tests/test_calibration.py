@@ -96,6 +96,18 @@ def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:
     assert kept(small)["how"] == "calibrated"
 
 
+def test_calibration_broken_off_forgets_nothing_that_was_known(small: Path) -> None:
+    place = place_of(small, None, OPTIONS)
+    known = CostTable("calibrated", same={1: 9.0}, threads={"plain": 3}, exact_batch=11)
+    tables().save(place, known)
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        calibration = decoder.calibration()
+        list(islice(calibration.run(), 8))
+        table = calibration.finish()
+    assert table.same[1] < 9.0
+    assert (table.threads, table.exact_batch) == ({"plain": 3}, 11)
+
+
 def test_calibration_that_cannot_be_kept_is_not_lost(small: Path, own_home: Path) -> None:
     own_home.mkdir()
     (own_home / "costs").write_text("a file where the folder should be")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,11 @@ def overview(report: Report, file: Path) -> None:
     drawn = _drawable(report)
     heights = [_height(name, report.summaries) for name in drawn]
     figure = _figure(11.0, sum(heights))
-    rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
-    for name, (axes,) in zip(drawn, rows, strict=True):
-        CHARTS[name](axes, report)
-    _save(figure, file)
+    with _names_as_they_are():
+        rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
+        for name, (axes,) in zip(drawn, rows, strict=True):
+            CHARTS[name](axes, report)
+        _save(figure, file)
 
 
 def save_all(report: Report, folder: Path) -> list[Path]:
@@ -81,11 +83,19 @@ def save_all(report: Report, folder: Path) -> list[Path]:
     files = []
     for name in _drawable(report):
         figure = _figure(10.0, _height(name, report.summaries))
-        CHARTS[name](figure.subplots(), report)
-        for suffix in FORMATS:
-            files.append(folder / f"{name}.{suffix}")
-            _save(figure, files[-1])
+        with _names_as_they_are():
+            CHARTS[name](figure.subplots(), report)
+            for suffix in FORMATS:
+                files.append(folder / f"{name}.{suffix}")
+                _save(figure, files[-1])
     return files
+
+
+def _names_as_they_are() -> AbstractContextManager[None]:
+    """People's names of kinds may have dollar signs, which matplotlib takes for formulas."""
+    import matplotlib
+
+    return matplotlib.rc_context({"text.parse_math": False})
 
 
 def speedup(axes: Axes, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Runs arms over prompts, taking turns: A B … B A on each prompt, every run from empty caches.
+"""Runs arms over prompts, taking turns: A B … B A, every run from empty caches.
 
 Turns make a busy minute hit all arms alike; empty caches keep an earlier run of the same prompt
 from helping a later one, which has inflated benchmarks tenfold (llama.cpp #26100).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.bench.prompts import Prompt
@@ -183,7 +184,7 @@ def measure(session: Session, arms: Sequence[Arm], repetitions: int) -> Iterator
         KeyboardInterrupt: cancelled; the runs given out before are complete.
         SpecllamaError: a generation failed.
     """
-    for prompt in session.prompts:
-        for repetition in range(1, repetitions + 1):
-            for arm in arms if repetition % 2 else reversed(arms):
-                yield session.run(arm, prompt, repetition)
+    turns = product(session.prompts, range(1, repetitions + 1))
+    for turn, (prompt, repetition) in enumerate(turns):
+        for arm in reversed(arms) if turn % 2 else arms:
+            yield session.run(arm, prompt, repetition)

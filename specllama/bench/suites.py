@@ -167,4 +167,9 @@ def flags(params: GenerationParams) -> str:
         for name in ("drafter", "tree", "draft_max", "draft_p_min", "verify")
         if getattr(params, name) != getattr(default, name)
     ]
-    return " ".join(parts if params.adaptive else [*parts, "--no-adaptive"])
+    switches = {
+        "--copy-input": params.copy_input,
+        "--lossy": params.lossy,
+        "--no-adaptive": not params.adaptive,
+    }
+    return " ".join([*parts, *(switch for switch, on in switches.items() if on)])

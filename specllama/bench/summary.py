@@ -149,14 +149,17 @@ def verdicts(summaries: Sequence[Summary]) -> list[str]:
     """One line for every arm that others are compared with: what to use, or that nothing pays."""
     rivals: dict[str, list[Summary]] = {}
     for summary in summaries:
-        if summary.arm.drafts and summary.speedup:
+        if summary.arm.drafts:
             rivals.setdefault(summary.arm.against, []).append(summary)
     return [_verdict(base, compared) for base, compared in rivals.items()]
 
 
 def _verdict(base: str, rivals: Sequence[Summary]) -> str:
     temp = rivals[0].arm.params.sampling.temperature
-    rivals = [summary for summary in rivals if not summary.drafted_nothing]
+    measured = [summary for summary in rivals if summary.speedup]
+    if not measured:
+        return f"nothing to compare: the replies are too short for a rate (temperature {temp:g})"
+    rivals = [summary for summary in measured if not summary.drafted_nothing]
     if not rivals:
         return f"drafting does not pay here: no arm drafted anything (temperature {temp:g})"
     best = max(rivals, key=_gain)
@@ -171,8 +174,10 @@ def _verdict(base: str, rivals: Sequence[Summary]) -> str:
     return f"best: {name} ({flags(best.arm.params) or 'default settings'}): {figure}"
 
 
-def _gain(summary: Summary) -> float:
-    return summary.speedup.value if summary.speedup else 0.0
+def _gain(summary: Summary) -> tuple[bool, float]:
+    """An arm that is faster for certain goes before one that only seems faster still."""
+    ratio = summary.speedup or Ratio(0.0, None, None)
+    return (ratio.low or 0.0) > 1.0, ratio.value
 
 
 def interval(ratio: Ratio) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from specllama.bench.report import Report
 from specllama.bench.summary import Summary
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 
 PROJECT = "specllama-bench"
 
@@ -30,8 +30,21 @@ def require() -> Any:
 
 
 def log(report: Report) -> None:
-    """One run: facts as its config, arms as its summary, every generation as a row of a table."""
+    """One run: facts as its config, arms as its summary, every generation as a row of a table.
+
+    Raises:
+        SpecllamaError: the package took none: nobody is logged in, or there is no network.
+    """
     wandb = require()
+    try:
+        _log(wandb, report)
+    except wandb.Error as error:
+        raise SpecllamaError(
+            f"Weights & Biases took no run: {error}", "WANDB_MODE=offline keeps it on this machine."
+        ) from error
+
+
+def _log(wandb: Any, report: Report) -> None:
     config = {**report.facts, "arms": [summary.to_dict() for summary in report.summaries]}
     with wandb.init(project=PROJECT, job_type="bench", config=config) as run:
         columns = list(_row(report, 0)) if report.runs else []

@@ -67,6 +67,8 @@ class Outputs:
             plots.require(self.plot)
             if not self.plot.absolute().parent.is_dir():
                 raise UsageError(f"There is no folder {self.plot.absolute().parent}.")
+            if self.plot.is_dir():
+                raise UsageError(f"{self.plot} is a folder.", "--out takes one; --plot is a file.")
         if self.wandb:
             wandb.require()
 
@@ -131,6 +133,8 @@ def bench(
     from specllama.bench import prompts as files
     from specllama.bench.suites import Sweep
 
+    if out.mode == "json" and output not in ("md", "json"):
+        raise UsageError(f"--json and -o {output} cannot be used together.")
     outputs = Outputs("json" if out.mode == "json" else output, folder, plot, wandb)
     chosen = files.of_kinds(files.read(prompts) if prompts else files.builtin(), _list(kinds))
     run = model_flags.resolve(flags)
@@ -147,9 +151,11 @@ def bench(
     )
     sweep.suite(suite, has_draft=True) if suite else sweep.arms()
     outputs.check()
-    report, interrupted = _measure(run, sweep, suite, chosen, repetitions, explain)
+    report, work = _measure(run, sweep, suite, chosen, repetitions, explain)
     _give_out(report, outputs)
-    if interrupted:
+    if work.failure is not None:
+        raise work.failure
+    if work.interrupted:
         raise typer.Exit(130)
     if strict and report.differences:
         raise typer.Exit(1)
@@ -162,18 +168,19 @@ def _measure(
     prompts: Sequence[Prompt],
     repetitions: int,
     explain: bool,
-) -> tuple[Report, bool]:
-    """Load, measure, and report; True where Ctrl-C cut it short."""
+) -> tuple[Report, bench_work.Work]:
+    """Load, measure, and report; also the work, which may have been cut short."""
     from specllama.bench import facts
     from specllama.bench.report import Report
 
+    before = facts.load_average()  # loading and hashing large files is load, too
     with ExitStack() as stack:
         decoders = bench_work.open_both(run, stack, with_draft=suite is not None)
         has_draft = decoders["target"].draft_name is not None
         arms, notes = sweep.suite(suite, has_draft=has_draft) if suite else (sweep.arms(), [])
         found = bench_work.surroundings(run, decoders["target"]) | {
             "settings": bench_work.settings_of(run, decoders["target"], repetitions),
-            "load_average_before": facts.load_average(),
+            "load_average_before": before,
         }
         work = bench_work.Work(run, decoders, arms, prompts, repetitions)
         work.do()
@@ -181,7 +188,7 @@ def _measure(
         why = bench_work.explanations(decoders["target"], work.runs) if explain else {}
     found["load_average_after"] = facts.load_average()
     report = Report(found, work.arms, work.runs, [*notes, *work.notes], costs, why)
-    return report, work.interrupted
+    return report, work
 
 
 def _give_out(report: Report, outputs: Outputs) -> None:
@@ -197,13 +204,15 @@ def _give_out(report: Report, outputs: Outputs) -> None:
             out.warn(f"{number} where that must not be, {where}.")
         else:
             out.warn(f"{number} from plain decoding's, {where}: batches round (--exact avoids it).")
-    # first: a full disk must not take the report with it
-    _print(report, outputs.format)
+    try:  # neither a full disk nor a reader that has had enough may take the report with it
+        _print(report, outputs.format)
+    finally:
+        if outputs.folder is not None:
+            _say_files(report.save(outputs.folder))
     for name, why in report.explanations.items():
         out.status(f"{name}:")
         say_why(why)
     if outputs.folder is not None:
-        _say_files(report.save(outputs.folder))
         _say_files(_plots_of(report, outputs.folder))
     if outputs.plot is not None:
         from specllama.bench import plots

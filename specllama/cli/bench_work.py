@@ -12,7 +12,7 @@ from specllama.cli import model_flags
 from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.options import GenerationParams
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MIN_TOKENS = 2
 
 
 class Work:
-    """The measuring, with a bar on stderr; Ctrl-C ends it and keeps what there is."""
+    """The measuring, with a bar on stderr; Ctrl-C or a failure ends it and keeps what there is."""
 
     def __init__(
         self,
@@ -45,11 +45,16 @@ class Work:
         self.runs: list[BenchRun] = []
         self.notes: list[str] = []
         self.interrupted = False
+        self.failure: SpecllamaError | None = None
         self._run, self._decoders = run, decoders
         self._prompts, self._repetitions = prompts, repetitions
 
     def do(self) -> None:
-        """Warm up and measure."""
+        """Warm up and measure.
+
+        Raises:
+            SpecllamaError: nothing could be measured.
+        """
         from specllama.bench.runner import measure
 
         with CtrlC() as ctrl_c, _bar() as bar:
@@ -64,6 +69,12 @@ class Work:
                 self.interrupted = True
                 total = self._total(len(session.prompts))
                 self.notes.append(f"Interrupted after {len(self.runs)} of {total} runs.")
+            except SpecllamaError as error:
+                if not self.runs:
+                    raise
+                self.failure = error
+                total = self._total(len(session.prompts))
+                self.notes.append(f"Failed after {len(self.runs)} of {total} runs: {error}")
 
     def _total(self, n_prompts: int) -> int:
         return n_prompts * self._repetitions * len(self.arms)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 _KINDS = ("chat", "code")
 
 
-@with_model_flags
+@partial(with_model_flags, only=model_flags.LOADING)
 def calibrate(*, flags: ModelFlags) -> None:
     """Measure what decodes cost here, once.
 
     Takes some seconds; best when nothing else runs. Ctrl-C keeps what was measured by then.
     """
     run = model_flags.resolve(flags)
+    # nobody asked for these answers
+    run = replace(run, options=replace(run.options, store=False))
     with Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
     with decoder:

@@ -8,12 +8,12 @@ environment, config, alias and default; None means "not given".
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -199,8 +199,21 @@ class ModelFlags:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes `flags: ModelFlags` one Typer option for each of its fields."""
+def _panel(item: Field[Any]) -> str:
+    option = get_args(item.type)[1]
+    return str(option.rich_help_panel)
+
+
+LOADING = frozenset(f.name for f in fields(ModelFlags) if _panel(f) in ("Model", "Machine")) | {
+    "exact"
+}
+"""The options that models are loaded with."""
+
+
+def with_model_flags(
+    command: Callable[..., None], *, only: Collection[str] | None = None
+) -> Callable[..., None]:
+    """Give a command that takes `flags: ModelFlags` a Typer option for each field, or for some."""
     own = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
@@ -211,6 +224,7 @@ def with_model_flags(command: Callable[..., None]) -> Callable[..., None]:
             item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.type
         )
         for item in fields(ModelFlags)
+        if only is None or item.name in only
     ]
 
     @wraps(command)

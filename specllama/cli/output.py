@@ -30,11 +30,13 @@ class Output:
     def __init__(self) -> None:
         self.mode: Mode = "human"
         self._color: bool | None = None
+        self._answered = False
 
     def configure(self, *, json: bool = False, quiet: bool = False, no_color: bool = False) -> None:
         """Set the mode for this run; json wins over quiet. `no_color` is also $NO_COLOR."""
         self.mode = "json" if json else "quiet" if quiet else "human"
         self._color = False if no_color else None
+        self._answered = False
 
     # What is on the other end
 
@@ -72,7 +74,8 @@ class Output:
         return Style.parse(style).render(text)
 
     def json(self, data: Any) -> None:
-        """One JSON document on stdout, whatever the mode."""
+        """One JSON document on stdout, whatever the mode; no error follows it there."""
+        self._answered = True
         sys.stdout.write(as_json(data, sys.stdout.encoding, indent=2) + "\n")
 
     def event(self, data: Any) -> None:
@@ -125,11 +128,14 @@ class Output:
         self._say(f"Warning: {text}", "yellow")
 
     def error(self, message: str, hint: str = "", code: int = 1) -> None:
-        """A failure: stderr, and in json mode also `{"error": …}` on stdout, on one line."""
+        """A failure: stderr, and in json mode also `{"error": …}` on stdout, on one line.
+
+        Behind a document it is on stderr only: whoever reads JSON reads one document.
+        """
         self._say(f"Error: {message}", "red")
         if hint:
             self._say(hint)
-        if self.mode == "json":
+        if self.mode == "json" and not self._answered:
             with suppress(OSError):  # stdout may be what failed
                 self.event({"error": {"message": f"{message} {hint}".rstrip(), "code": code}})
 

@@ -68,11 +68,13 @@ def explain(
     costly: Sequence[str],
     free: Sequence[str],
     temperature: float,
+    adaptive: bool = True,
 ) -> Explanation:
     """Explain a generation that has just ended.
 
     Args:
         costly, free: names of the drafters that were asked for: with a model, and without.
+        adaptive: whether the lengths of drafts were the scheduler's choice.
     """
     table = scheduler.table()
     if not scheduler.costs.known():
@@ -80,10 +82,14 @@ def explain(
         return Explanation(table, [], [line])
     prospects = [_prospect(scheduler, name, temperature) for name in costly]
     lines = [_batches(scheduler.costs)]
-    lines += [_of_drafter(prospect, prospect.name in stats.by_source) for prospect in prospects]
+    for prospect in prospects:
+        why = _choice(prospect, prospect.name in stats.by_source) if adaptive else _FIXED
+        lines.append(_of_drafter(prospect) + why)
     if not costly and not free:
         lines.append("No drafter was asked for, so it decoded plainly.")
     lines += [*_of_free(free, stats), _done(stats), *_forecast(stats)]
+    if adaptive and stats.forecast.error is not None:
+        lines[-1] += _BUDGET
     return Explanation(table, prospects, lines)
 
 
@@ -118,9 +124,9 @@ def _batches(costs: Costs) -> str:
     return f"{said}. (A single token takes {1000 * one:.1f} ms.)"
 
 
-def _of_drafter(prospect: Prospect, used: bool) -> str:
+def _of_drafter(prospect: Prospect) -> str:
     if not prospect.token_share:
-        return f"{prospect.name} was not tried yet: a first try must not lose more than the budget."
+        return f"{prospect.name} was not tried yet"
     best = max(prospect.speeds, key=lambda length: prospect.speeds[length])
     said = (
         f"A token drafted by {prospect.name} costs {prospect.token_share:.2f} of a plain one, and "
@@ -129,11 +135,21 @@ def _of_drafter(prospect: Prospect, used: bool) -> str:
     )
     if prospect.pays and prospect.speeds[best] <= 1.0:
         said += f", but {prospect.best:.2f} x if it drafts where it is sure"
+    return said
+
+
+_FIXED = ", but how much it drafts was fixed, whatever it brings."
+
+
+def _choice(prospect: Prospect, used: bool) -> str:
+    """What the scheduler made of it."""
+    if not prospect.token_share:
+        return ": a first try must not lose more than the budget."
     if prospect.pays and used:
-        return f"{said}: so it drafted."
+        return ": so it drafted."
     if prospect.pays:
-        return f"{said}: worth it, but refused drafts could have cost more than the budget so far."
-    return f"{said}, so it decoded plainly, but for a rare try whether that is still so."
+        return ": worth it, but refused drafts could have cost more than the budget so far."
+    return ", so it decoded plainly, but for a rare try whether that is still so."
 
 
 def _of_free(names: Sequence[str], stats: SpecStats) -> list[str]:
@@ -163,9 +179,14 @@ def _forecast(stats: SpecStats) -> list[str]:
         return []
     return [
         f"Expected {forecast.tokens / forecast.seconds:.1f} tokens/s, measured "
-        f"{forecast.measured_tokens / forecast.measured_s:.1f} ({error:+.0%}). A reply may lose "
-        f"{BUDGET_SHARE:.0%} and {1000 * BUDGET_S:.0f} ms to drafting; then it goes on plainly."
+        f"{forecast.measured_tokens / forecast.measured_s:.1f} ({error:+.0%})."
     ]
+
+
+_BUDGET = (
+    f" A reply may lose {BUDGET_SHARE:.0%} and {1000 * BUDGET_S:.0f} ms to drafting; then it goes "
+    "on plainly."
+)
 
 
 def _tokens(count: int) -> str:

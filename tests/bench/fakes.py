@@ -8,6 +8,7 @@ from typing import Any
 
 from specllama.bench.prompts import Prompt
 from specllama.bench.runner import Arm, Run
+from specllama.errors import SpecllamaError
 from specllama.options import GenerationParams
 from specllama.results import Generation, SourceStats, SpecStats, Timings, Usage
 from specllama.sampling.params import SamplingParams
@@ -74,11 +75,13 @@ class BenchDecoder(FakeDecoder):
 
     Attributes:
         interrupt_at: press Ctrl-C in that chat (from 1) after its first token.
+        fail_at: the decoder fails in that chat.
     """
 
     plain: Reply = field(default_factory=Reply)
     drafting: Reply = field(default_factory=lambda: Reply(drafted=frozenset({1, 2})))
     interrupt_at: int | None = None
+    fail_at: int | None = None
     costs: CostTable = field(default_factory=CostTable)
     log: list[str] = field(default_factory=list)
     chats: list[tuple[Any, GenerationParams]] = field(default_factory=list)
@@ -95,5 +98,7 @@ class BenchDecoder(FakeDecoder):
         reply = self.drafting if drafts else self.plain
         if self.interrupt_at is not None and len(self.chats) == self.interrupt_at:
             reply = replace(reply, interrupt_after=1)
+        if len(self.chats) == self.fail_at:
+            reply = replace(reply, error=SpecllamaError("The memory is gone."))
         self.replies = [reply]
         return super()._start(prompt, words, params, on_prompt)

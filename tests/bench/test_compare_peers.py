@@ -19,6 +19,8 @@ from peers.native import read_reply
 from peers.protocol import Files, Peer, PeerError, Reply, Request, Sampling, rate
 from peers.runs import Runs
 
+from specllama.errors import UsageError
+
 REQUEST = Request("Hi there", (1, 2, 3), 8, Sampling(0.8), 7)
 PRINTED = "\n\nHi there, friend\n\nand more\n\n\n\n\n"
 LOG = """
@@ -197,3 +199,20 @@ def test_a_child_answers_and_its_end_is_a_sentence(tmp_path: Path) -> None:
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="ImportError: no torch"):
         child(tmp_path, {"error": "ImportError: no torch"}).open()
+
+
+def test_what_is_asked_is_checked_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "target.gguf", None, 1)
+    files.target.write_bytes(b"GGUF")
+    args = argparse.Namespace(tokens=8, threads=1, files=files, part="all", runs=tmp_path / "runs")
+
+    def wrong(*_: object) -> None:
+        raise UsageError("Cannot read nofile.")
+
+    monkeypatch.setattr(compare_peers, "_arguments", lambda: args)
+    monkeypatch.setattr(compare_peers, "questions", wrong)
+    monkeypatch.setattr(compare_peers, "_peers", lambda *_: pytest.fail("it compiles"))
+    with pytest.raises(UsageError, match="Cannot read nofile"):
+        compare_peers.main()

@@ -73,6 +73,23 @@ def test_the_best_of_several_is_named_and_the_draft_alone_is_no_rival() -> None:
     assert line.startswith("best: fast | furious (--draft-max 4): 1.43x")
 
 
+def test_what_is_faster_for_certain_goes_before_what_seems_faster_still() -> None:
+    wild = replace(DRAFTING, name="wild")
+    runs = [
+        *runs_of(PLAIN, [1.0] * 8),
+        *runs_of(wild, [0.2, 2.0] * 4),
+        *runs_of(FAST, [0.7] * 8),
+    ]
+    (line,) = Report(FACTS, [PLAIN, wild, FAST], runs).verdicts
+    assert line.startswith("best: fast | furious (--draft-max 4): 1.43x")
+
+
+def test_replies_without_a_rate_are_told() -> None:
+    runs = [make_run(arm, blocks=[(3, 1.0)]) for arm in (PLAIN, FAST)]
+    (line,) = Report(FACTS, [PLAIN, FAST], runs).verdicts
+    assert line.startswith("nothing to compare: the replies are too short for a rate")
+
+
 def test_an_arm_that_drafted_nothing_cannot_win() -> None:
     idle = replace(DRAFTING, name="idle")
     nothing = [replace(run, generation=replace(run.generation, spec=spec(3, 0, 0)))
@@ -255,6 +272,14 @@ def test_every_chart_is_a_picture(tmp_path: Path) -> None:
 def test_the_overview_is_one_picture(tmp_path: Path, name: str, start: bytes) -> None:
     plots.overview(report(), tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_kind_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
+    runs = [replace(run, prompt=replace(run.prompt, kind=r"$\bad$")) for run in report().runs]
+    found = Report(FACTS, report().arms, runs)
+    assert plots.save_all(found, tmp_path)
+    plots.overview(found, tmp_path / "all.svg")
 
 
 @pytest.mark.usefixtures("matplotlib")

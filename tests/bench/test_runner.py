@@ -34,6 +34,13 @@ def test_arms_take_turns_there_and_back() -> None:
     ]
 
 
+@pytest.mark.parametrize("repetitions", [1, 3])
+def test_no_arm_is_the_first_on_every_prompt(repetitions: int) -> None:
+    runs = list(measure(session(BenchDecoder(), A, B), [PLAIN, DRAFTING], repetitions))
+    first = [run.arm.name for run in runs[::2]]
+    assert first == ["plain", "drafting"] * repetitions
+
+
 def test_every_run_starts_from_empty_caches() -> None:
     decoder = BenchDecoder()
     list(measure(session(decoder), [PLAIN, DRAFTING], 1))

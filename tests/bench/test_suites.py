@@ -127,3 +127,5 @@ def test_flags_repeat_an_arm() -> None:
     assert flags(BASE) == ""
     params = replace(BASE, drafter="suffix", draft_max=4, verify="block", adaptive=False)
     assert flags(params) == "--drafter suffix --draft-max 4 --verify block --no-adaptive"
+    params = replace(BASE, drafter="text", copy_input=True, verify="typical", lossy=True)
+    assert flags(params) == "--drafter text --verify typical --copy-input --lossy"

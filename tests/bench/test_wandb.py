@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from specllama.bench import wandb
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from tests.bench.test_report import report
 
 REPO = Path(__file__).parents[2]
@@ -58,6 +58,19 @@ def test_a_report_becomes_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.summary["fast | furious/speedup"] == pytest.approx(1.581, abs=1e-3)
     assert "plain/speedup" not in run.summary
     assert run.summary["verdict"].startswith("best: ")
+
+
+def test_what_the_package_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusal(Exception):
+        pass
+
+    def init(**_settings: Any) -> FakeRun:
+        raise Refusal("No API key configured.")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Refusal))
+    with pytest.raises(SpecllamaError, match="took no run: No API key configured") as error:
+        wandb.log(report())
+    assert "WANDB_MODE=offline" in error.value.hint
 
 
 def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

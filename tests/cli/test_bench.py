@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from specllama.cli import bench as bench_command
 from specllama.cli import bench_work, model_flags
 from tests.bench.fakes import BenchDecoder
 from tests.cli.fakes import Reply, Result, run_with, say
@@ -120,6 +121,20 @@ def test_what_decodes_cost_is_told(bench: Bench, decoder: BenchDecoder) -> None:
     assert "| 2 | 12.5 | 1.25x |" in rows
 
 
+def test_its_own_loading_does_not_count_as_load(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_for_minutes(*_: object) -> dict[str, Any]:
+        monkeypatch.setattr("psutil.getloadavg", lambda: (1.0, 0.2, 0.1))
+        return {}
+
+    monkeypatch.setattr(bench_work, "surroundings", hash_for_minutes)
+    result = bench("-r", "1", "-o", "json")
+    found = json.loads(result.out)["facts"]
+    assert (found["load_average_before"][0], found["load_average_after"][0]) == (0.0, 1.0)
+    assert "busy" not in result.err
+
+
 def test_drafters_and_rules_are_swept(bench: Bench) -> None:
     result = bench("--drafter", "model,suffix+model", "--verify", "block", "--json", "-r", "1")
     names = [arm["arm"] for arm in json.loads(result.out)["arms"]]
@@ -206,6 +221,21 @@ def test_the_report_is_printed_even_where_it_cannot_be_written(
     result = bench("--out", str(tmp_path / "results"), "-r", "1")
     assert result.code == 1 and "report.md" in result.err
     assert result.out.splitlines()[-1].startswith("best: ")
+    result = bench("--json", "--out", str(tmp_path / "results"), "-r", "1")
+    assert result.code == 1 and "report.md" in result.err
+    assert json.loads(result.out)["runs"], "one document, whatever fails behind it"
+
+
+def test_the_report_is_written_even_where_it_cannot_be_printed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench_command, "_print", full)
+    result = bench("--out", str(tmp_path / "results"), "-r", "1")
+    assert result.code == 1 and "Error: No space left on device." in result.err
+    assert len((tmp_path / "results" / "runs.jsonl").read_text().splitlines()) == 11
 
 
 # Texts
@@ -294,6 +324,21 @@ def test_ctrl_c_while_a_prompt_is_read(bench: Bench, decoder: BenchDecoder) -> N
     assert bench().code == 130
 
 
+def test_a_failure_keeps_what_was_measured(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.fail_at = 2 + 13
+    result = bench("--json")
+    assert result.code == 1 and "Error: The memory is gone." in result.err
+    data = json.loads(result.out)
+    assert len(data["runs"]) == 12 and decoder.closed
+    assert "Failed after 12 of 20 runs: The memory is gone." in data["notes"]
+
+
+def test_a_failure_of_the_first_run_is_all_there_is(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.fail_at = 2 + 1
+    result = bench("--json")
+    assert result.code == 1 and json.loads(result.out)["error"]["message"] == "The memory is gone."
+
+
 # What cannot be served
 
 
@@ -314,6 +359,7 @@ def test_ctrl_c_while_a_prompt_is_read(bench: Bench, decoder: BenchDecoder) -> N
         (("-o", "xml"), "Invalid value for '-o'"),
         (("--plot", "a.doc"), "Cannot write a plot as a.doc."),
         (("--plot", "/nowhere/a.png"), "There is no folder /nowhere."),
+        (("--plot", "/"), "/ is a folder."),
     ],
 )
 def test_wrong_requests_are_sentences(
@@ -322,6 +368,12 @@ def test_wrong_requests_are_sentences(
     result = bench(*args)
     assert result.code == 2 and sentence in result.err
     assert result.out == "" and decoder.chats == []
+
+
+def test_json_is_one_form_of_several(bench: Bench, decoder: BenchDecoder) -> None:
+    result = bench("--json", "-o", "csv")
+    assert result.code == 2 and decoder.chats == []
+    assert "--json and -o csv cannot be used together." in result.err
 
 
 def test_a_malformed_prompt_file_is_named_with_its_line(bench: Bench, tmp_path: Path) -> None:

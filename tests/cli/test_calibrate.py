@@ -105,6 +105,29 @@ def test_a_full_disk_does_not_take_the_figures(
         assert "19.90" in result.out
 
 
+def test_options_that_would_do_nothing_are_refused(cli: Cli) -> None:
+    result = cli("calibrate", "--temp", "0")
+    assert result.code == 2 and "No such option: --temp" in result.err
+    said = cli("calibrate", "--help").out
+    assert "--exact" in said and "--threads" in said and "--ctx-size" in said
+    assert "--top-k" not in said and "--drafter" not in said and "--system" not in said
+
+
+def test_its_answers_are_not_kept(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_decoder(run: model_flags.Run, on_progress: object = None) -> FakeDecoder:
+        opened.append(run.options.store)
+        decoder = FakeDecoder()
+        decoder.calibration = lambda prompts: FakeCalibration()  # type: ignore[attr-defined]
+        return decoder
+
+    monkeypatch.setenv("SPECLLAMA_STORE", "true")
+    monkeypatch.setattr(model_flags, "open_decoder", open_decoder)
+    assert cli("calibrate").code == 0
+    assert opened == [False]
+
+
 def test_an_empty_table_is_no_lines() -> None:
     assert table_lines(CostTable()) == []
 

@@ -50,6 +50,19 @@ def test_json_mode_prints_json_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
+def test_no_error_follows_a_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Output()
+    out.configure(json=True)
+    out.json({"a": 1})
+    out.error("The disk is full.")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"a": 1}
+    assert captured.err == "Error: The disk is full.\n"
+    out.configure(json=True)
+    out.error("Wrong.", code=2)
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == 2
+
+
 def test_quiet_mode_keeps_data_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     out = Output()
     out.configure(quiet=True)

@@ -12,7 +12,9 @@ AVX2 = {1: 0.0118, 2: 0.0199, 4: 0.0313, 8: 0.0541}
 """The costs of docs/log.md: two tokens 1.68 as much as one."""
 
 
-def told(same: dict[int, float], *, good: bool = True, free: tuple[str, ...] = ()) -> Explanation:
+def told(
+    same: dict[int, float], *, good: bool = True, free: tuple[str, ...] = (), adaptive: bool = True
+) -> Explanation:
     known = Scheduler()
     known.recall(CostTable(same=same, draft={"model": {1: 0.0017, 4: 0.0066}}))
     for number in range(300):
@@ -22,7 +24,7 @@ def told(same: dict[int, float], *, good: bool = True, free: tuple[str, ...] = (
     stats.by_source["model"] = SourceStats(3, 3, 3)
     stats.by_source["suffix"] = SourceStats(4, 3, 2)
     stats.forecast = Forecast(20, 25.0, 0.25, 25, 0.2475)
-    return explain(known, stats, costly=["model"], free=free, temperature=0.0)
+    return explain(known, stats, costly=["model"], free=free, temperature=0.0, adaptive=adaptive)
 
 
 def test_why_it_decoded_plainly() -> None:
@@ -39,8 +41,16 @@ def test_why_it_drafted() -> None:
     assert any(line.endswith(": so it drafted.") for line in explanation.lines)
 
 
+def test_fixed_lengths_were_nobodys_choice() -> None:
+    text = " ".join(told(AVX2, adaptive=False).lines)
+    assert "drafting 1 token would give 0.9" in text and "was fixed, whatever it brings" in text
+    assert "measured 101.0 (-1%)" in text
+    assert "decoded plainly" not in text and "A reply may lose" not in text
+
+
 def test_what_came_of_it() -> None:
     lines = told(AVX2, free=("suffix", "text")).lines
+    assert "A reply may lose 2% and 20 ms to drafting; then it goes on plainly." in lines[-1]
     assert any("suffix (2 of 4 accepted)" in line for line in lines)
     assert "In 20 rounds 7 tokens were drafted and 5 accepted: 1.25 tokens a round." in lines
     assert any("Expected 100.0 tokens/s, measured 101.0 (-1%)" in line for line in lines)
