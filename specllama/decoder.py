@@ -12,7 +12,7 @@ What is said depends on the target, the prompt and the settings. The draft decid
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
 from pathlib import Path
@@ -43,7 +43,7 @@ from specllama.results import BeamResult, Generation, SpecStats
 from specllama.sampling.constraint import Constraint
 from specllama.scheduling.explain import Explanation, explain
 from specllama.scheduling.table import CostTable
-from specllama.stream import Stream
+from specllama.stream import Stream, Turn
 from specllama.text.chat import ChatTemplate, Message, chat_prompt
 from specllama.text.schema import to_gbnf
 from specllama.text.vocabulary import Vocabulary
@@ -55,8 +55,9 @@ _USUAL_LONGEST = 16
 class SpeculativeDecoder:
     """A target model, optionally a draft model, and one conversation's caches.
 
-    Not thread-safe, and one generation at a time: a new one closes a stream that was left open
-    (`Stream.cancel` may come from anywhere). A `Pool` over it runs many at once, for any thread.
+    One thread, and one generation at a time: a new one closes a stream that was left open, and what
+    needs the models in the middle of another call raises UsageError (`Stream.cancel` may come from
+    anywhere). A `Pool` over it runs many at once, for any thread.
 
     Args:
         target: a GGUF file, an alias, a name of the catalogue (the built-in pair is in it), or
@@ -100,7 +101,8 @@ class SpeculativeDecoder:
         self._on_progress = on_progress
         self._draft: DraftModel | None = None
         self._open: Stream | None = None
-        self._lent = False
+        self._turn = Turn()
+        self._lent = self._closed = False
         self._costs = KeptCosts()
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
@@ -303,7 +305,7 @@ class SpeculativeDecoder:
 
     def _start(self, reply: Reply, on_prompt: Progress | None) -> Stream:
         self._end_open_stream()
-        self._open = Stream(self._engine, reply, on_prompt)
+        self._open = Stream(self._engine, reply, on_prompt, self._turn)
         return self._open
 
     def reply(self, prompt: str | Sequence[int], params: GenerationParams | None = None) -> Reply:
@@ -325,6 +327,7 @@ class SpeculativeDecoder:
         Raises:
             UsageError, ModelError, ContextFull: as `stream_chat`.
         """
+        messages = _conversation(messages)
         ids = self._conversation_ids(messages)
         params, asked = params or self._defaults, []
         if params.copy_input:
@@ -378,10 +381,11 @@ class SpeculativeDecoder:
                 for, or a model whose memory cannot branch.
             ContextFull: the prompt does not fit.
         """
-        ids = self._prompt_ids(prompt)
-        return self._searcher().search(
-            ids, params or BeamParams(), at_start=False, on_prompt=on_prompt, on_step=on_step
-        )
+        ids, searcher = self._prompt_ids(prompt), self._searcher()
+        with self._turn:
+            return searcher.search(
+                ids, params or BeamParams(), at_start=False, on_prompt=on_prompt, on_step=on_step
+            )
 
     def beam_search_chat(
         self,
@@ -392,13 +396,11 @@ class SpeculativeDecoder:
         on_step: OnStep | None = None,
     ) -> BeamResult:
         """The most probable replies to a conversation. See `beam_search` and `stream_chat`."""
-        return self._searcher().search(
-            self._conversation_ids(messages),
-            params or BeamParams(),
-            at_start=True,
-            on_prompt=on_prompt,
-            on_step=on_step,
-        )
+        ids, searcher = self._conversation_ids(_conversation(messages)), self._searcher()
+        with self._turn:
+            return searcher.search(
+                ids, params or BeamParams(), at_start=True, on_prompt=on_prompt, on_step=on_step
+            )
 
     def _searcher(self) -> BeamSearcher:
         self._end_open_stream()
@@ -434,6 +436,9 @@ class SpeculativeDecoder:
     def _end_open_stream(self) -> None:
         if self._lent:
             raise UsageError("A pool is using this decoder.", "Close the pool first.")
+        if self._closed:
+            raise UsageError("The decoder was closed.", "Load another one.")
+        self._turn.check()
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -466,6 +471,7 @@ class SpeculativeDecoder:
             costly=[drafter.name for drafter in wanted if not drafter.free],
             free=[drafter.name for drafter in wanted if drafter.free],
             temperature=params.sampling.temperature,
+            adaptive=params.adaptive,
         )
 
     def count_tokens(self, text: str) -> int:
@@ -474,9 +480,11 @@ class SpeculativeDecoder:
 
     def count_chat_tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens a conversation's prompt is."""
-        return len(self._chat_ids(messages))
+        return len(self._chat_ids(_conversation(messages)))
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, bytes | bytearray):
+            raise UsageError("A prompt is text or token ids, not bytes.", "Decode them first.")
         if not isinstance(prompt, str):
             return self._checked(prompt)
         self._check_length([prompt])
@@ -521,8 +529,11 @@ class SpeculativeDecoder:
         return known
 
     def close(self) -> None:
-        """End an open stream and free both models. Closing twice is fine."""
+        """End an open stream and free both models. Closing twice is fine; other calls raise."""
+        if self._closed:
+            return
         self._end_open_stream()
+        self._closed = True
         self._costs.close()
         if self._draft is not None:
             self._draft.close()
@@ -534,6 +545,20 @@ class SpeculativeDecoder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _conversation(messages: Sequence[Message]) -> list[Message]:
+    """The messages, also of what can be iterated only once."""
+    if not isinstance(messages, Iterable):
+        raise UsageError(f"A conversation is a list of Message, not {messages!r}.")
+    found = list(messages)
+    wrong = [message for message in found if not isinstance(message, Message)]
+    if wrong:
+        raise UsageError(
+            f"A conversation is a list of Message, not of {type(wrong[0]).__name__}.",
+            'Write Message("user", "Hello").',
+        )
+    return found
 
 
 def _papers_setting(gamma: int | None) -> GenerationParams:

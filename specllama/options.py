@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specllama.errors import UsageError
-from specllama.sampling.params import SamplingParams
+from specllama.sampling.params import SamplingParams, check_types
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
@@ -93,6 +93,7 @@ class ModelOptions:
     exact: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         _between("n_ctx", self.n_ctx, 0, MAX_CELLS)
         _between("parallel", self.parallel, 1, MAX_PARALLEL)
         if self.n_ctx * self.parallel > MAX_CELLS:
@@ -191,6 +192,9 @@ class GenerationParams:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
+        if not isinstance(self.sampling, SamplingParams):
+            raise UsageError(f"sampling must be SamplingParams, not {self.sampling!r}.")
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 0)
         _at_least("draft_max", self.draft_max, 0)
@@ -199,13 +203,24 @@ class GenerationParams:
             raise UsageError(f"seed must be between 0 and 2^64 - 1, not {self.seed}.")
         if not 0.0 <= self.draft_p_min <= 1.0:
             raise UsageError(f"draft_p_min must be between 0 and 1, not {self.draft_p_min}.")
-        if any(not stop for stop in self.stop):
-            raise UsageError("A stop string must not be empty.")
+        self._check_stops()
         self._check_grammar()
         _one_of("verify", self.verify, get_args(VerifyName))
         for name in self.drafters():
             _one_of("drafter", name, DRAFTER_NAMES)
         self.tree_widths()
+
+    def _check_stops(self) -> None:
+        """One text alone would be read as a stop string for each of its characters."""
+        given: Any = self.stop
+        stops = None if isinstance(given, str) else _as_tuple(given)
+        if stops is None or not all(isinstance(stop, str) for stop in stops):
+            raise UsageError(
+                f"Stop strings are several texts, not {self.stop!r}.", 'Write stop=("END",).'
+            )
+        if not all(stops):
+            raise UsageError("A stop string must not be empty.")
+        object.__setattr__(self, "stop", stops)
 
     def _check_grammar(self) -> None:
         if self.grammar is not None and self.json_schema is not None:
@@ -277,6 +292,7 @@ class BeamParams:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least("width", self.width, 1)
         if self.n_best is not None and not 1 <= self.n_best <= self.width:
             raise UsageError(f"n_best must be between 1 and {self.width}, not {self.n_best}.")
@@ -286,6 +302,14 @@ class BeamParams:
             raise UsageError(f"length_penalty must be from -10 to 10, not {self.length_penalty}.")
         _at_least("draft_max", self.draft_max, 0)
         _one_of("drafter", self.drafter, ("auto", "model", "recycle", "none"))
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...] | None:
+    """All of what can be iterated, None for what cannot."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return None
 
 
 def _at_least(name: str, value: int, low: int) -> None:

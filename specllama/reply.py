@@ -257,7 +257,7 @@ class _Clock:
         self._started = time.perf_counter()
         self._first = self._last = self._started
         self._first_inside = self._inside = self._first_target = self._in_target = 0.0
-        self._n_tokens = self._n_counted = 0
+        self._n_tokens = self._n_counted = self._n_first = 0
 
     def token(self) -> None:
         """A token is out."""
@@ -272,19 +272,21 @@ class _Clock:
         """All tokens of a round are out."""
         if self._n_tokens > self._n_counted:
             self._inside, self._in_target = self._engine.seconds_inside(), self._target.seconds
+            self._n_first = self._n_first or self._n_tokens
             self._n_counted = self._n_tokens
 
     def timings(self, load_s: float, n_read: int, read_s: float) -> Timings:
         """The figures, at the end."""
-        decode_s = self._last - self._first
+        # the first round's time is the prompt's, so none of its tokens counts
+        decoded = self._n_tokens - self._n_first
+        decode_s = self._last - self._first if decoded else 0.0
         inside = self._inside - self._first_inside
         drafting = inside - (self._in_target - self._first_target)
-        decoded = self._n_tokens - 1
         return Timings(
             load_s=load_s,
             ttft_s=self._first - self._started,
             prompt_tok_s=n_read / read_s if n_read > 0 and read_s > 0 else None,
-            decode_tok_s=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
+            decode_tok_s=decoded / decode_s if decode_s > 0 else None,
             wall_s=time.perf_counter() - self._started,
             overhead_share=max(0.0, 1 - inside / decode_s) if decode_s > 0 else 0.0,
             draft_share=max(0.0, drafting / decode_s) if decode_s > 0 else 0.0,

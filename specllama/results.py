@@ -50,7 +50,7 @@ class Timings:
         load_s: loading the models (0 after the first generation of a decoder).
         ttft_s: from the call to the first token, prompt included.
         prompt_tok_s: prompt tokens really decoded per second; None when all were cached.
-        decode_tok_s: tokens per second after the first; None for fewer than two tokens.
+        decode_tok_s: tokens per second after the first round; None for a reply of one round.
         wall_s: the whole call, without loading.
         overhead_share: share of the decode wall time spent outside llama.cpp calls.
         draft_share: share of it spent in the draft model's.
@@ -218,7 +218,8 @@ class Generation:
 
     Attributes:
         text: the reply, cut before a stop string.
-        tokens: ids of exactly that text (an end-of-generation token is not among them).
+        tokens: ids of exactly that text (an end-of-generation token is not among them), but for
+            one that a stop string begins in: it is there whole.
         logprobs: per token, see StreamEvent; empty if they were not asked for.
         finish_reason: why it ended.
         seed: the seed that was used, also when it was drawn. Giving it again repeats the text where

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 from specllama.engine.engine import Engine
+from specllama.errors import UsageError
 from specllama.llama import library
 from specllama.llama.cache import Progress
 from specllama.reply import Reply
 from specllama.results import Generation, StreamEvent
 
 
+class Turn:
+    """Held while a decoder works: llama.cpp would end the process if two threads did at once.
+
+    Raises:
+        UsageError: entered, or checked, while it is held.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise self._busy()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise where somebody is at work."""
+        if self._lock.locked():
+            raise self._busy()
+
+    @staticmethod
+    def _busy() -> UsageError:
+        return UsageError(
+            "This decoder is at work, for another thread or for what has just called you.",
+            "A Pool runs many generations at once, for any thread.",
+        )
+
+
 class Stream(Iterator[StreamEvent]):
     """A generation under way: iterate for its events, then read `result`."""
 
-    def __init__(self, engine: Engine, reply: Reply, on_prompt: Progress | None) -> None:
+    def __init__(
+        self, engine: Engine, reply: Reply, on_prompt: Progress | None, turn: Turn
+    ) -> None:
         self._engine = engine
         self._reply = reply
+        self._turn = turn
         self._cancelled = False
-        self._reply.begin(on_prompt)
+        with turn:
+            self._reply.begin(on_prompt)
         self._events = self._run()
 
     def __iter__(self) -> Iterator[StreamEvent]:
@@ -33,7 +69,9 @@ class Stream(Iterator[StreamEvent]):
                 if self._cancelled:
                     yield from self._reply.end()
                 else:
-                    yield from self._reply.take(self._engine.step())
+                    with self._turn:
+                        events = self._engine.step()
+                    yield from self._reply.take(events)
         finally:  # whoever goes on may be another thread
             library.end_team()
 
@@ -43,6 +81,8 @@ class Stream(Iterator[StreamEvent]):
 
     def close(self) -> None:
         """Stop now; the decoder can generate again, and `result` has what there is."""
+        if not self._reply.ended:
+            self._turn.check()
         self._events.close()  # type: ignore[attr-defined]
         self._reply.end()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 
 from specllama import (
+    BeamParams,
     ContextFull,
     GenerationParams,
     Message,
     ModelOptions,
+    Pool,
     SamplingParams,
     SpecllamaError,
     SpeculativeDecoder,
@@ -85,6 +89,13 @@ class TestStreams:
         assert timings.decode_tok_s is not None
         assert timings.decode_tok_s > 0
         assert 0 <= timings.overhead_share < 1
+
+    def test_a_reply_of_one_round_has_no_rate(self, decoder: SpeculativeDecoder) -> None:
+        """Its tokens came together: between them there is no time to divide by."""
+        result = decoder.generate(COUNT, params(3, drafter="suffix"))
+        assert (result.spec.rounds, len(result.tokens)) == (1, 3)
+        assert result.timings.decode_tok_s is None
+        assert result.timings.overhead_share == 0
 
     def test_the_draft_models_time_is_told_apart(self, decoder: SpeculativeDecoder) -> None:
         plain = decoder.generate(STORY, params(8, drafter="none")).timings
@@ -240,6 +251,68 @@ class TestInterruptions:
         assert decoder.generate(STORY, params(drafter="model")).tokens == plain
 
 
+class TestAtWork:
+    """llama.cpp would end the process if a call came in the middle of another."""
+
+    CALLS: tuple[Callable[[SpeculativeDecoder], object], ...] = (
+        lambda decoder: decoder.generate(STORY, params(max_tokens=1)),
+        lambda decoder: decoder.beam_search(STORY, BeamParams(max_tokens=1)),
+        lambda decoder: decoder.forget(),
+        lambda decoder: decoder.set_draft(None),
+        lambda decoder: Pool(decoder),
+        lambda decoder: decoder.close(),
+    )
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_another_thread(
+        self,
+        decoder: SpeculativeDecoder,
+        plain: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+        call: Callable[[SpeculativeDecoder], object],
+    ) -> None:
+        """It comes while a decode is under way, and changes nothing."""
+        context = decoder._target.context
+        decode = context.decode
+        refusals: list[BaseException] = []
+
+        def called() -> None:
+            try:
+                call(decoder)
+            except UsageError as error:
+                refusals.append(error)
+
+        def decoding(*args: Any) -> Any:
+            thread = threading.Thread(target=called)
+            thread.start()
+            thread.join()
+            return decode(*args)
+
+        monkeypatch.setattr(context, "decode", decoding)
+        assert decoder.generate(STORY, params()).tokens == plain
+        assert refusals
+        assert all("at work" in str(error) for error in refusals)
+
+    def test_closing_its_stream(self, decoder: SpeculativeDecoder) -> None:
+        """From a callback; `cancel` is what ends it from there."""
+
+        def on_prompt(_done: int, _of: int) -> None:
+            with pytest.raises(UsageError, match="at work"):
+                stream.close()
+            stream.cancel()
+
+        decoder.forget()
+        stream = decoder.stream(STORY, params(), on_prompt=on_prompt)
+        assert stream.finish().finish_reason == "cancelled"
+
+    def test_beams(self, decoder: SpeculativeDecoder) -> None:
+        def on_step(_steps: int) -> None:
+            with pytest.raises(UsageError, match="at work"):
+                decoder.generate(STORY)
+
+        decoder.beam_search(STORY, BeamParams(max_tokens=2), on_step=on_step)
+
+
 def test_a_prompt_may_be_an_array(decoder: SpeculativeDecoder) -> None:
     ids = decoder._encode(STORY)
     array: Any = np.array(ids)
@@ -258,6 +331,22 @@ class TestRefusals:
             decoder.generate([5] * 257)
         with pytest.raises(UsageError, match="empty"):
             decoder.chat([])
+        with pytest.raises(UsageError, match="bytes"):
+            decoder.generate(b"once")
+
+    @pytest.mark.parametrize(
+        "messages", ["Hello", Message("user", "Hello"), [{"role": "user", "content": "Hello"}]]
+    )
+    def test_conversations(self, decoder: SpeculativeDecoder, messages: Any) -> None:
+        for call in (decoder.chat, decoder.count_chat_tokens, decoder.beam_search_chat):
+            with pytest.raises(UsageError, match="list of Message"):
+                call(messages)
+
+    def test_a_conversation_that_can_be_read_once(self, decoder: SpeculativeDecoder) -> None:
+        messages = [Message("user", "Hello")]
+        once: Any = iter(messages)
+        asked = params(max_tokens=3, copy_input=True)
+        assert decoder.chat(once, asked).tokens == decoder.chat(messages, asked).tokens
 
     def test_context_edge(self, decoder: SpeculativeDecoder) -> None:
         """Generation ends where the context does, with drafts and without."""
@@ -391,3 +480,68 @@ def test_gamma_as_in_the_papers(target_file: Path, draft_file: Path) -> None:
     assert stream.result.verify == "rejection"
     assert spec.drafted == 3 * spec.rounds
     assert list(spec.by_source) == ["model"]
+
+
+@pytest.fixture(scope="module")
+def closed(target_file: Path, draft_file: Path) -> SpeculativeDecoder:
+    options = ModelOptions(threads=1, n_ctx=256)
+    decoder = SpeculativeDecoder(target_file, draft_file, options=options)
+    decoder.generate(STORY, params(max_tokens=2))
+    decoder.close()
+    return decoder
+
+
+class TestClosed:
+    """llama.cpp would end the process where it reads what was freed."""
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda decoder: decoder.generate(STORY),
+            lambda decoder: decoder.generate([5, 6]),
+            lambda decoder: decoder.chat([Message("user", "Hello")]),
+            lambda decoder: decoder.beam_search([5, 6]),
+            lambda decoder: decoder.count_tokens(STORY),
+            lambda decoder: decoder.set_draft(None),
+            lambda decoder: decoder.save("nowhere"),
+            lambda decoder: decoder.restore("nowhere"),
+            lambda decoder: decoder.forget(),
+            lambda decoder: decoder.calibration(),
+            lambda decoder: Pool(decoder),
+            lambda decoder: decoder.vocabulary.piece(4711),
+        ],
+    )
+    def test_says_so(
+        self, closed: SpeculativeDecoder, use: Callable[[SpeculativeDecoder], object]
+    ) -> None:
+        with pytest.raises(UsageError, match="was closed"):
+            use(closed)
+
+    def test_again(self, closed: SpeculativeDecoder) -> None:
+        closed.close()
+
+    def test_a_stream_that_was_open(self, target_file: Path) -> None:
+        with SpeculativeDecoder(target_file, options=ModelOptions(threads=1, n_ctx=256)) as decoder:
+            stream = decoder.stream(STORY, params())
+            first = next(stream)
+        assert list(stream) == []
+        assert (stream.result.finish_reason, stream.result.text) == ("cancelled", first.text)
+
+
+def test_what_nobody_holds_is_freed(target_file: Path, draft_file: Path) -> None:
+    """Not before its stream has ended."""
+    options = ModelOptions(threads=1, n_ctx=256)
+    decoder = SpeculativeDecoder(target_file, draft_file, options=options)
+    ends = [part._end for part in (decoder._target.context, decoder._target.model)]
+    ends += [part._end for part in (decoder._draft.context, decoder._draft.model)]  # type: ignore[union-attr]
+    stream = decoder.stream(STORY, params())
+    vocabulary = decoder.vocabulary
+    del decoder
+    gc.collect()
+    assert len(list(stream)) == 12
+    del stream
+    gc.collect()
+    assert [end.alive for end in ends] == [False, True, False, False]
+    assert vocabulary.piece(4711)
+    del vocabulary
+    assert not any(end.alive for end in ends)

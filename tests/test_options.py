@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specllama.errors import UsageError
@@ -11,7 +12,9 @@ from specllama.options import (
     MAX_CELLS,
     MAX_PARALLEL,
     MAX_THREADS,
+    BeamParams,
     CacheType,
+    GenerationParams,
     ModelOptions,
     micro_batch,
 )
@@ -63,6 +66,11 @@ def test_smaller_pieces_without_flash_attention() -> None:
         {"tensor_split": (1.0, -1.0)},
         {"tensor_split": (float("nan"),)},
         {"tensor_split": (float("inf"), 1.0)},
+        {"n_ctx": 512.5},
+        {"n_ctx": float("nan")},
+        {"n_batch": float("inf")},
+        {"threads": "2"},
+        {"device": 5},
     ],
 )
 def test_what_llama_cpp_cannot_do_is_refused(options: dict[str, Any]) -> None:
@@ -80,3 +88,55 @@ def test_branches_of_trees_fit_beside_all_generations(llama_cpp: None) -> None:
     from specllama.loading import TREE_BRANCHES
 
     assert library.load().llama_max_parallel_sequences() == MAX_PARALLEL + TREE_BRANCHES
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 1.5},
+        {"max_tokens": float("nan")},
+        {"max_tokens": float("inf")},
+        {"max_tokens": "5"},
+        {"seed": 0.5},
+        {"seed": np.float32(3)},
+        {"draft_max": None},
+        {"draft_max": float("inf")},
+        {"top_logprobs": 1.5},
+        {"draft_p_min": "0.5"},
+        {"drafter": None},
+        {"tree": 2},
+        {"predict": None},
+        {"grammar": b'root ::= "a"'},
+        {"sampling": None},
+        {"stop": "END"},
+        {"stop": b"END"},
+        {"stop": ("END", 5)},
+        {"stop": None},
+    ],
+    ids=str,
+)
+def test_settings_of_another_type_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    """A limit that is no whole number would never be met, "END" would be three stop strings."""
+    (name,) = wrong
+    with pytest.raises(UsageError, match=f"(?i){name.replace('stop', 'stop string')}"):
+        GenerationParams(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"width": 2.5}, {"max_tokens": float("nan")}, {"draft_max": ""}])
+def test_beams_are_counted_in_whole_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        BeamParams(**wrong)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.uint64])
+def test_whole_numbers_of_numpy_become_pythons(kind: Any) -> None:
+    """Theirs overflow where a seed is mixed."""
+    params = GenerationParams(seed=kind(7), max_tokens=kind(3))
+    assert (type(params.seed), params.seed) == (int, 7)
+    assert (type(params.max_tokens), params.max_tokens) == (int, 3)
+    assert type(ModelOptions(n_ctx=kind(64)).n_ctx) is int
+
+
+def test_stop_strings_may_come_from_anything() -> None:
+    stops: Any = (text for text in ("a", "b"))
+    assert GenerationParams(stop=stops).stop == ("a", "b")

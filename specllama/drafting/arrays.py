@@ -106,6 +106,14 @@ def read_arrays(path: Path, kind: Kind) -> Arrays:
         raise ModelError(f"File not found: {path}.") from error
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
+    try:
+        return _read(path, kind, data)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        # a header of another making, whose checksum is right
+        raise _unusable(path, kind, "is damaged") from error
+
+
+def _read(path: Path, kind: Kind, data: mmap.mmap) -> Arrays:
     header, start = _header(path, kind, data)
     arrays = _Parts(path, kind)
     for entry in header["arrays"]:

@@ -116,7 +116,13 @@ class NgramFile:
                 f"{path} was built for {found.fields['model']}, whose vocabulary is another one.",
                 "Build one for this model: specllama ngram build TEXT… -m MODEL -o FILE",
             )
-        return cls(found)
+        try:
+            opened = cls(found)
+        except TypeError as error:  # facts of another making
+            raise ModelError(f"{path} is damaged.", KIND.remedy) from error
+        if not opened._levels:
+            raise ModelError(f"{path} holds no n-grams.", KIND.remedy)
+        return opened
 
     def after(self, context: Sequence[int]) -> list[tuple[int, float]]:
         """What may follow: the law of the longest suffix of `context` that is stored.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -77,7 +78,7 @@ class Context:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
     ) -> None:
-        self._lib = library.load()
+        self._lib: Any = library.load()
         self.model = model
         params = self._lib.llama_context_default_params()
         params.n_ctx = padded(n_ctx)
@@ -92,6 +93,8 @@ class Context:
         params.type_k = CACHE_TYPES[cache_type_k]
         params.type_v = CACHE_TYPES[cache_type_v]
         self._handle = self._open(params)
+        self._end = weakref.finalize(self, _free, self._lib, self._handle, model)
+        self._end.atexit = False
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
         self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle))
@@ -284,10 +287,14 @@ class Context:
             raise EngineError(f"llama.cpp cannot use a saved state: {errors or 'no reason given'}.")
 
     def close(self) -> None:
-        """Free the cache. The model stays loaded."""
-        if self._handle:
-            self._lib.llama_free(self._handle)
-            self._handle = None
+        """Free the cache, as the last reference does. The model stays loaded."""
+        self._end()
+        self._lib, self._handle = library.Closed(), None
+
+
+def _free(lib: Any, handle: Any, _model: Model) -> None:
+    """Free a context, until when its model must not be."""
+    lib.llama_free(handle)
 
 
 class _Batch:

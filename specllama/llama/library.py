@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import platformdirs
 
+from specllama.errors import UsageError
 from specllama.machine import cpu_name
 
 _LOG_LINES = 200
@@ -38,6 +39,17 @@ def load() -> ModuleType:
     llama_cpp.llama_backend_init()
     module: ModuleType = llama_cpp
     return module
+
+
+class Closed:
+    """In place of llama.cpp in what was closed: a call with a freed handle would end the process.
+
+    Raises:
+        UsageError: anything of it is asked for.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UsageError("The model was closed.", "Load it again.")
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,7 @@ class Model:
         if not path.is_file():
             raise ModelNotFound(f"Model file not found: {path}.")
         self.path = path
-        self._lib = library.load()
+        self._lib: Any = library.load()
         self.offloaded = is_offloaded(gpu_layers, device)
         self._keep: list[Any] = []
         self._interrupted: BaseException | None = None
@@ -61,6 +62,9 @@ class Model:
             params.use_extra_bufts = library.repacking_works() if repack is None else repack
         self.handle = self._load(params)
         self.vocabulary = LlamaVocabulary(self._lib, self.handle)
+        # which points into the model, and lives at least as long as this object
+        self._end = weakref.finalize(self.vocabulary, self._lib.llama_model_free, self.handle)
+        self._end.atexit = False
 
     def _params(
         self,
@@ -176,10 +180,10 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     def close(self) -> None:
-        """Free the weights. Contexts of this model must be closed before."""
-        if self.handle:
-            self._lib.llama_model_free(self.handle)
-            self.handle = None
+        """Free the weights, as the last reference does. Its contexts must be closed before."""
+        self._end()
+        self._lib, self.handle = library.Closed(), None
+        self.vocabulary.close()
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +196,7 @@ class LlamaVocabulary:
     """text/vocabulary.py's protocol over a loaded model."""
 
     def __init__(self, lib: Any, model: Any) -> None:
-        self._lib = lib
+        self._lib: Any = lib
         self.handle = lib.llama_model_get_vocab(model)
         self.size = int(lib.llama_vocab_n_tokens(self.handle))
         self.bos = _optional(lib.llama_vocab_bos(self.handle))
@@ -202,6 +206,10 @@ class LlamaVocabulary:
         self.chat_template: str | None = template.decode() if template else None
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._is_end: dict[int, bool] = {}
+
+    def close(self) -> None:
+        """The model is gone: what is not known by now cannot be told any more."""
+        self._lib = library.Closed()
 
     def tokenize(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         """Ids of a text; `special` reads control tokens written in it as such."""
@@ -231,6 +239,7 @@ class LlamaVocabulary:
         return max(len(self._read_piece(token, True)) for token in range(self.size))
 
     def _read_piece(self, token: int, special: bool) -> bytes:
+        self._check(token)
         buffer = ctypes.create_string_buffer(64)
         while True:
             length = self._lib.llama_token_to_piece(
@@ -242,6 +251,7 @@ class LlamaVocabulary:
 
     def text_of(self, token: int) -> str:
         """The token as written in the vocabulary ("<|im_end|>")."""
+        self._check(token)
         raw = self._lib.llama_vocab_get_text(self.handle, token)
         return raw.decode("utf-8", "replace") if raw else ""
 
@@ -249,12 +259,19 @@ class LlamaVocabulary:
         """Whether the token ends a generation (any of them, not only EOS)."""
         known = self._is_end.get(token)
         if known is None:
+            self._check(token)
             known = self._is_end[token] = bool(self._lib.llama_vocab_is_eog(self.handle, token))
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, never text."""
+        self._check(token)
         return bool(self._lib.llama_vocab_is_control(self.handle, token))
+
+    def _check(self, token: int) -> None:
+        """llama.cpp ends the process over an id that it does not know."""
+        if not 0 <= token < self.size:
+            raise UsageError(f"Token id {token} is not in the vocabulary (0 to {self.size - 1}).")
 
 
 def _optional(token: int) -> int | None:

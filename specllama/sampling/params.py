@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from operator import index
+from typing import Any
 
 from specllama.errors import UsageError
 
@@ -38,6 +41,7 @@ class SamplingParams:
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
+        check_types(self)
         _check("temperature", self.temperature, 0.0, LARGEST)
         _check("top_k", self.top_k, 0, math.inf)
         _check("top_p", self.top_p, 0.0, 1.0)
@@ -47,6 +51,15 @@ class SamplingParams:
         _check("repeat_penalty", self.repeat_penalty, 1 / _STRONGEST, _STRONGEST)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        if not (
+            isinstance(self.logit_bias, Mapping)
+            and all(isinstance(token, Integral) for token in self.logit_bias)
+            and all(isinstance(bias, Real) for bias in self.logit_bias.values())
+        ):
+            raise UsageError("logit_bias maps token ids, which are whole numbers, to numbers.")
         if any(not 0 <= token < _MOST_IDS for token in self.logit_bias):
             raise UsageError("logit_bias names tokens by ids of 0 and above, below 2^31.")
         if any(bias != -math.inf and not abs(bias) <= LARGEST for bias in self.logit_bias.values()):
@@ -62,6 +75,28 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0
         )
+
+
+def check_types(settings: Any) -> None:
+    """Refuse a setting that is no number or no text where one is meant.
+
+    Whole numbers become Python's own: numpy's overflow in the arithmetic of seeds.
+    """
+    for setting in fields(settings):
+        kind = getattr(setting.type, "__name__", setting.type)
+        name, value = setting.name, getattr(settings, setting.name)
+        if value is None and "None" in kind:
+            continue
+        kind = kind.removesuffix(" | None")
+        if kind == "int":
+            try:
+                object.__setattr__(settings, name, index(value))
+            except TypeError:
+                raise UsageError(f"{name} must be a whole number, not {value!r}.") from None
+        elif kind == "float" and not isinstance(value, Real):
+            raise UsageError(f"{name} must be a number, not {value!r}.")
+        elif kind == "str" and not isinstance(value, str):
+            raise UsageError(f"{name} must be text, not {value!r}.")
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

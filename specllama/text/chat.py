@@ -7,7 +7,8 @@ immutable sandbox, and whatever goes wrong in it becomes one of our errors.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -51,7 +52,8 @@ class Message:
             them the next prompt repeats what is in the caches; encoding the text again may not.
 
     Raises:
-        UsageError: a role that chat templates do not know, or a content that is not text.
+        UsageError: a role that chat templates do not know, a content that is not text, or tokens
+            that are not whole numbers.
     """
 
     role: Role
@@ -66,6 +68,8 @@ class Message:
             )
         if not isinstance(self.content, str):
             raise UsageError(f"The content of a message must be text, not {self.content!r}.")
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", _ids(self.tokens))
 
 
 class Refusal(TemplateError):
@@ -240,12 +244,21 @@ class _Encoder:
         return self._vocabulary.tokenize(text, special=True, add_bos=False)
 
 
+def _ids(tokens: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, tokens))
+    except TypeError as error:
+        raise UsageError(f"The tokens of a message are whole numbers ({error}).") from error
+
+
 def _same_text(
     vocabulary: Vocabulary, tokens: Sequence[int], raw: bytes, start: int
 ) -> tuple[int, int]:
     """How many tokens, in whole characters, `raw` repeats from `start` on, and where they end."""
     kept, end, place = 0, start, start
     for count, token in enumerate(tokens, 1):
+        if not 0 <= token < vocabulary.size:  # another model's
+            break
         piece = vocabulary.piece(token)
         if vocabulary.is_eog(token) or not raw.startswith(piece, place):
             break

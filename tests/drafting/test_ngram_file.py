@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +156,34 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_arrays(tmp_path / "no" / "x", OTHER, {}, {})
     assert read_arrays(path, OTHER).fields == {"n": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        "{}",
+        '{"fields": 5, "arrays": []}',
+        '{"fields": {}, "arrays": 5}',
+        '{"fields": {}, "arrays": [{}]}',
+        '{"fields": {}, "arrays": [{"name": [], "dtype": "<u4", "length": 0, "sum": 0}]}',
+        '{"fields": {}, "arrays": [{"name": "a", "dtype": "<u4", "length": "x", "sum": 0}]}',
+    ],
+)
+def test_a_header_of_another_making(tmp_path: Path, text: str) -> None:
+    """Its checksum is right, what it says is not."""
+    path = tmp_path / "x"
+    preamble = struct.pack("<8sIII", KIND.magic, KIND.version, len(text), zlib.crc32(text.encode()))
+    path.write_bytes(preamble + text.encode())
+    assert "Build it again" in error(path)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"order": "x"}, {"order": None}, {"order": 1}, {"order": -1}, {"new": 5}]
+)
+def test_facts_of_another_making(tmp_path: Path, path: Path, changed: dict[str, object]) -> None:
+    found = read_arrays(path, KIND)
+    write_arrays(tmp_path / "x", KIND, {**found.fields, **changed}, found.arrays)
+    assert "Build it again" in error(tmp_path / "x")

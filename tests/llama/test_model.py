@@ -184,6 +184,13 @@ class TestVocabulary:
         assert vocabulary.piece(2, special=True) == b"<|im_end|>"
         assert vocabulary.text_of(2) == "<|im_end|>"
 
+    @pytest.mark.parametrize("token", [-1, 49152, 10**9])
+    def test_ids_that_llama_cpp_would_not_survive(self, model: Model, token: int) -> None:
+        vocabulary = model.vocabulary
+        for ask in (vocabulary.piece, vocabulary.is_eog, vocabulary.is_control, vocabulary.text_of):
+            with pytest.raises(UsageError, match="not in the vocabulary"):
+                ask(token)
+
     def test_metadata(self, model: Model) -> None:
         assert model.metadata("general.architecture") == "llama"
         assert model.metadata("no.such.key") is None

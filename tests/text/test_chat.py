@@ -143,6 +143,8 @@ def test_a_message_needs_a_known_role_and_a_text() -> None:
         Message("robot", "Hi")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="must be text"):
         Message("user", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="whole numbers"):
+        Message("assistant", "Hi", ("Hi",))  # type: ignore[arg-type]
 
 
 def test_without_a_template_chatml_is_used_where_the_vocabulary_has_it() -> None:
@@ -241,6 +243,16 @@ def test_tokens_of_another_text_than_the_content_lose_to_the_content() -> None:
     vocabulary = FakeVocabulary(SPLIT_WORDS, chat_template=CHATML)
     _, after = conversation(vocabulary, ids_of(vocabulary, "🦙", "llo"), "edited")
     assert "assistant\nedited<|im_end|>" in bytes_of(vocabulary, after)
+
+
+@pytest.mark.parametrize("foreign", [-1, 10**6, 2**31])
+def test_tokens_of_another_model_lose_to_the_content(foreign: int) -> None:
+    """llama.cpp would end the process over an id that it does not know."""
+    vocabulary = FakeVocabulary(SPLIT_WORDS, chat_template=CHATML)
+    reply = [*ids_of(vocabulary, "He"), foreign]
+    before, after = conversation(vocabulary, reply, "Hello")
+    assert after[: len(before) + 1] == before + reply[:1]
+    assert bytes_of(vocabulary, after[len(before) :]).startswith("Hello<|im_end|>")
 
 
 def test_tokens_that_part_from_the_content_within_a_character_leave_it_whole() -> None:
