@@ -1,0 +1,45 @@
+"""scripts/emulate_card.py: what a card's decodes take, and a clock that passes only so much."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from emulate_card import CHANGE_MS, MS, Card, Clock
+
+
+def test_changing_the_size_costs_twice() -> None:
+    card = Card("8b")
+    first, second = CHANGE_MS["8b"]
+    for size in (1, 3, 1):
+        usual = MS["8b"].get(size)
+        taken = [1000 * card.seconds(size, 40 + n) for n in range(4)]
+        assert taken == pytest.approx([usual + first, usual + second, usual, usual])
+
+
+def test_more_cells_are_another_graph_and_prompts_are_none() -> None:
+    card = Card("8b")
+    for position in range(3):
+        card.seconds(1, position)
+    assert 1000 * card.seconds(300, 200) < MS["8b"][512]
+    assert 1000 * card.seconds(1, 255) == pytest.approx(MS["8b"][1])
+    assert 1000 * card.seconds(1, 256) > MS["8b"][1]
+
+
+def test_the_clock_passes_what_it_is_told() -> None:
+    clock = Clock(0.0)
+    assert clock.wait(2.0) == 2.0
+    assert clock.wait(1.0) == 0.0
+    assert clock() == 2.0, "Python takes no time at all here"
+
+
+def test_what_is_skipped_takes_no_time_though_it_looks_at_the_clock() -> None:
+    clock = Clock(1.0)
+
+    def work() -> int:
+        time.sleep(0.2)
+        assert clock() >= 0.2
+        return 7
+
+    assert clock.skip(work) == 7
+    assert 0.0 < clock() < 0.2
