@@ -190,10 +190,12 @@ class Pool:
         max_queue: how many requests may wait for a slot.
 
     Raises:
-        UsageError: another pool uses this decoder.
+        UsageError: another pool uses this decoder, or `max_queue` is below 0.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, *, max_queue: int = 16) -> None:
+        if max_queue < 0:
+            raise UsageError(f"max_queue must be at least 0, not {max_queue}.")
         self._decoder = decoder
         self._max_queue = max_queue
         self._lease = ExitStack()

@@ -164,6 +164,10 @@ class TestQueue:
             assert all(ticket.finish().text for ticket in waiting)
             assert pool.submit("ab").finish().text
 
+    def test_a_queue_cannot_be_shorter_than_none(self) -> None:
+        with pytest.raises(UsageError, match="max_queue must be at least 0, not -1"):
+            Pool(FakeDecoder(1), max_queue=-1)  # type: ignore[arg-type]
+
     def test_no_queue_at_all(self) -> None:
         decoder = FakeDecoder(1)
         with pool_of(decoder, max_queue=0) as pool:

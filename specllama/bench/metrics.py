@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -129,17 +130,34 @@ def percentiles(values: Sequence[float], wanted: Sequence[int] = PERCENTILES) ->
 
 
 def bootstrap(ratios: Sequence[float], seed: int = 0) -> Ratio:
-    """Geometric mean of positive ratios (one a prompt) with its 95 % percentile interval.
+    """Geometric mean of positive ratios (one a prompt) with its 95 % interval.
 
-    Prompts are drawn with replacement (Efron 1979). With few of them it is on the narrow side.
+    Prompts are drawn with replacement (Efron 1979). The percentiles are those of Hesterberg 2015
+    (arXiv 1411.5279, "expanded"): plain ones hold 83 of 100 means of five prompts, these 90.
     """
     logs = np.log(ratios)
     if len(logs) < MIN_PROMPTS:
         return Ratio(float(np.exp(logs.mean())), None, None)
     draws = np.random.default_rng(seed).choice(logs, (N_RESAMPLES, len(logs))).mean(axis=1)
-    tail = (1 - LEVEL) / 2
+    tail = _expanded_tail(len(logs))
     low, high = np.exp(np.quantile(draws, (tail, 1 - tail)))
     return Ratio(float(np.exp(logs.mean())), float(low), float(high))
+
+
+def _expanded_tail(count: int) -> float:
+    """The share of resampled means to leave out at each end: less, the fewer values there are.
+
+    Student's quantile by its expansion in the normal one (Abramowitz and Stegun 26.7.5).
+    """
+    normal, free = NormalDist(), count - 1
+    z = normal.inv_cdf((1 + LEVEL) / 2)
+    student = (
+        z
+        + (z**3 + z) / (4 * free)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3)
+    )
+    return normal.cdf(-student * math.sqrt(count / free))
 
 
 def rates(runs: Iterable[Run]) -> dict[str, float]:

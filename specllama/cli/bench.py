@@ -136,7 +136,9 @@ def bench(
     if out.mode == "json" and output not in ("md", "json"):
         raise UsageError(f"--json and -o {output} cannot be used together.")
     outputs = Outputs("json" if out.mode == "json" else output, folder, plot, wandb)
-    chosen = files.of_kinds(files.read(prompts) if prompts else files.builtin(), _list(kinds))
+    chosen = files.of_kinds(
+        files.read(prompts) if prompts else files.builtin(), _list("--kinds", kinds)
+    )
     run = model_flags.resolve(flags)
     if run.options.store:
         out.warn("The store stays off: an answer in it would help the next run of its prompt.")
@@ -144,13 +146,14 @@ def bench(
     sweep = Sweep(
         run.params,
         temps=_numbers("--temp", temps, float),
-        verifies=_list(verifies),
-        drafters=_list(drafters),
+        verifies=_list("--verify", verifies),
+        drafters=_list("--drafter", drafters),
         trees=trees or (),
         draft_maxes=_numbers("--draft-max", draft_maxes, int),
     )
     sweep.suite(suite, has_draft=True) if suite else sweep.arms()
     outputs.check()
+    bench_work.max_tokens(run.params)  # before anything is loaded
     report, work = _measure(run, sweep, suite, chosen, repetitions, explain)
     _give_out(report, outputs)
     if work.failure is not None:
@@ -256,14 +259,19 @@ def _say_files(files: Iterable[Path]) -> None:
         out.status(f"wrote {file}")
 
 
-def _list(text: str | None) -> list[str]:
-    """`a,b` as its parts."""
-    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+def _list(flag: str, text: str | None) -> list[str]:
+    """`a,b` as its parts; empty where nobody gave the flag."""
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"{flag} {text} names nothing.", "Give names with commas between them.")
+    return parts
 
 
 def _numbers(flag: str, text: str | None, kind: Callable[[str], T]) -> list[T]:
     try:
-        return [kind(part) for part in _list(text)]
+        return [kind(part) for part in _list(flag, text)]
     except ValueError as error:
         raise UsageError(
             f"{flag} {text} is not a list of numbers.",

@@ -92,7 +92,7 @@ class Work:
         session = Session(
             self._decoders,
             self._prompts,
-            max_tokens=_max_tokens(params),
+            max_tokens=max_tokens(params),
             seed=params.seed or 0,
             system=self._run.system,
             hooks=hooks,
@@ -163,13 +163,13 @@ def settings_of(run: Run, decoder: SpeculativeDecoder, repetitions: int) -> dict
     return options | {
         "n_ctx": decoder.n_ctx,
         "tensor_split": list(run.options.tensor_split),
-        "max_tokens": _max_tokens(run.params),
+        "max_tokens": max_tokens(run.params),
         "seed": run.params.seed or 0,
         "repetitions": repetitions,
     }
 
 
-def _max_tokens(params: GenerationParams) -> int:
+def max_tokens(params: GenerationParams) -> int:
     """Tokens a run.
 
     Raises:

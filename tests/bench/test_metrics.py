@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from specllama.bench import metrics
 from specllama.bench.metrics import Block, Difference
@@ -89,15 +90,25 @@ def test_equal_ratios_have_no_width_and_few_have_no_interval() -> None:
     assert few.value == pytest.approx(2.0) and few.low is few.high is None
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """300 experiments of 40 prompts: 95 % intervals miss about 15 times (within 4 sigma: 30)."""
+@pytest.mark.parametrize(("count", "least", "most"), [(5, 15, 50), (10, 3, 30), (40, 3, 30)])
+def test_the_interval_covers_the_truth_as_often_as_it_says(
+    count: int, least: int, most: int
+) -> None:
+    """Of 300 means, 95 % intervals miss about 15 (within 4 sigma: 30); of five prompts 30."""
     rng = np.random.default_rng(5)
     missed = 0
     for _ in range(300):
-        found = metrics.bootstrap(list(np.exp(rng.normal(0.2, 0.15, 40))))
+        found = metrics.bootstrap(list(np.exp(rng.normal(0.2, 0.15, count))))
         assert found.low is not None and found.high is not None
         missed += not found.low <= math.exp(0.2) <= found.high
-    assert 3 <= missed <= 30
+    assert least <= missed <= most
+
+
+@pytest.mark.parametrize("count", [4, 5, 10, 46])
+def test_the_tails_are_those_of_the_expanded_percentiles(count: int) -> None:
+    student = stats.t.ppf(0.975, count - 1)
+    expected = stats.norm.cdf(-student * math.sqrt(count / (count - 1)))
+    assert metrics._expanded_tail(count) == pytest.approx(expected, rel=0.12)
 
 
 def test_a_wider_spread_has_a_wider_interval() -> None:
