@@ -343,9 +343,13 @@ class TestBadRequests:
         path = "/v1/chat/completions" if field == "messages" else "/v1/completions"
         headers = {"content-type": "application/json"}
         begun = time.process_time()
+        json.loads(body)
+        parsing_s = time.process_time() - begun
+        begun = time.process_time()
         response = client.post(path, data=body, headers=headers)
         assert response.status_code == 400 and error_of(response)["param"].startswith(field)
-        assert time.process_time() - begun < 4
+        # a machine that is slow today reads slowly, too; as many messages took minutes
+        assert time.process_time() - begun < 2 + 12 * parsing_s
 
     def test_another_kind_of_body(self, client: Client) -> None:
         response = client.post("/v1/chat/completions", data={"messages": "x"})
