@@ -78,7 +78,7 @@ def measure_overhead(
 def _run(decoder: SpeculativeDecoder, prompt: str, params: GenerationParams) -> Run:
     result = decoder.generate(prompt, params)
     timings, rate = result.timings, result.timings.decode_tok_s or 0.0
-    seconds = (len(result.tokens) - 1) / rate if rate else 0.0
+    seconds = timings.wall_s - timings.ttft_s
     rounds = max(result.spec.rounds - 1, 1)
     outside_us = timings.overhead_share * seconds / rounds * 1e6
     spec = result.spec

@@ -12,7 +12,7 @@ What is said depends on the target, the prompt and the settings. The draft decid
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
 from pathlib import Path
@@ -44,7 +44,7 @@ from specllama.sampling.constraint import Constraint
 from specllama.scheduling.explain import Explanation, explain
 from specllama.scheduling.table import CostTable
 from specllama.stream import Stream, Turn
-from specllama.text.chat import ChatTemplate, Message, chat_prompt
+from specllama.text.chat import ChatTemplate, Message, chat_prompt, conversation
 from specllama.text.schema import to_gbnf
 from specllama.text.vocabulary import Vocabulary
 
@@ -327,7 +327,7 @@ class SpeculativeDecoder:
         Raises:
             UsageError, ModelError, ContextFull: as `stream_chat`.
         """
-        messages = _conversation(messages)
+        messages = conversation(messages)
         ids = self._conversation_ids(messages)
         params, asked = params or self._defaults, []
         if params.copy_input:
@@ -396,7 +396,7 @@ class SpeculativeDecoder:
         on_step: OnStep | None = None,
     ) -> BeamResult:
         """The most probable replies to a conversation. See `beam_search` and `stream_chat`."""
-        ids, searcher = self._conversation_ids(_conversation(messages)), self._searcher()
+        ids, searcher = self._conversation_ids(conversation(messages)), self._searcher()
         with self._turn:
             return searcher.search(
                 ids, params or BeamParams(), at_start=True, on_prompt=on_prompt, on_step=on_step
@@ -480,7 +480,7 @@ class SpeculativeDecoder:
 
     def count_chat_tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens a conversation's prompt is."""
-        return len(self._chat_ids(_conversation(messages)))
+        return len(self._chat_ids(conversation(messages)))
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, bytes | bytearray):
@@ -545,20 +545,6 @@ class SpeculativeDecoder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _conversation(messages: Sequence[Message]) -> list[Message]:
-    """The messages, also of what can be iterated only once."""
-    if not isinstance(messages, Iterable):
-        raise UsageError(f"A conversation is a list of Message, not {messages!r}.")
-    found = list(messages)
-    wrong = [message for message in found if not isinstance(message, Message)]
-    if wrong:
-        raise UsageError(
-            f"A conversation is a list of Message, not of {type(wrong[0]).__name__}.",
-            'Write Message("user", "Hello").',
-        )
-    return found
 
 
 def _papers_setting(gamma: int | None) -> GenerationParams:

@@ -26,7 +26,8 @@ _DRAFT_GUESS = 0.25
 _MATERIAL = 0.1
 _NEWS = 0.03
 _RENEWAL = 32
-_CHANGING = 2
+CHANGING = 2
+"""So many decodes of another size cost more: one finds no graph, one captures it."""
 _CONFIRMED = 2
 _LEAST_STEADY = 0.5
 _TRUSTED = 3
@@ -148,7 +149,7 @@ class Costs:
         """The times of decodes like the latest one."""
         if behind_prompt or self._in_a_row == 1:
             return self._firsts
-        return self._seconds if self._in_a_row == _CHANGING else self._same
+        return self._seconds if self._in_a_row == CHANGING else self._same
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
@@ -225,7 +226,7 @@ class Costs:
     @property
     def is_changing(self) -> bool:
         """Whether the latest decode still paid for being of another size than those before."""
-        return self._has_changed and self._in_a_row <= _CHANGING and self.switch_s > 0.0
+        return self._has_changed and self._in_a_row <= CHANGING and self.switch_s > 0.0
 
     @property
     def switch_s(self) -> float:

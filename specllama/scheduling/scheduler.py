@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.account import USUAL_TOKENS, Account
 from specllama.scheduling.ahead import Ahead
-from specllama.scheduling.costs import Costs
+from specllama.scheduling.costs import CHANGING, Costs
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
 from specllama.scheduling.prices import RoundPrices
@@ -27,7 +28,6 @@ from specllama.scheduling.typical import Typical
 from specllama.verification.types import Proposal
 
 _HICCUP = 2.0
-_CHANGING = 2
 _DRAG_WEIGHT = 0.05
 _ASLEEP = 50.0
 _FIRST_PROBE = 16
@@ -135,7 +135,7 @@ class Scheduler(RoundPrices):
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
-        self._drafts: dict[str, int] = {}
+        self._drafts: Counter[str] = Counter()
         self._expected_s: float | None = 0.0
         self._paying = False
         self.ahead = Ahead(self)
@@ -145,6 +145,8 @@ class Scheduler(RoundPrices):
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
         self._price(n_live)
+        if not self._age:
+            self._drafts.clear()
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
         self._may_rest = self.knows_plain and self.costs.n_decodes >= _SETTLED_IN
@@ -234,6 +236,10 @@ class Scheduler(RoundPrices):
         """What a round that may draft takes beside its decodes: choosing, booking, learning."""
         return self._overhead.value
 
+    def _asked_s(self, n_tokens: int) -> float:
+        """Seconds of such a round's decodes, and of that."""
+        return self.asking_s + self.batch_s(n_tokens)
+
     def acceptance(self, name: str, temperature: float = 0.0) -> Acceptance:
         """The estimates of a drafter, for greedy, usual and wild sampling apart."""
         return self._of_kind(kind(name, temperature))
@@ -251,7 +257,7 @@ class Scheduler(RoundPrices):
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
-        batch = [self.asking_s + self.batch_s(1 + n) for n in range(limit + 1)]
+        batch = [self._asked_s(1 + n) for n in range(limit + 1)]
         paid = 1.0 - self.ahead.ready_share(name)
         draft = [paid * self.draft_s(name, n) for n in range(limit + 1)]
         return outlook.chain(self._of_kind(which), batch, draft)
@@ -263,8 +269,7 @@ class Scheduler(RoundPrices):
         )
 
     def _tree(self, name: str, which: str, nodes: int, depth: int) -> Outlook:
-        sizes = range(min(nodes, _PLAN_NODES) + 1)
-        batch = [self.asking_s + self.batch_s(1 + n) for n in sizes]
+        batch = [self._asked_s(1 + n) for n in range(min(nodes, _PLAN_NODES) + 1)]
         levels = [self.draft_s(name, n) for n in range(min(depth, _PLAN_DEPTH) + 1)]
         return outlook.tree(self._of_kind(which), batch, levels, width=_TREE_WIDTH)
 
@@ -341,7 +346,7 @@ class Scheduler(RoundPrices):
                     self._of_kind(which).by_rank(),
                     min(nodes, _PLAN_NODES),
                     min(depth, _PLAN_DEPTH),
-                    lambda n: self.batch_s(n) + (self.asking_s if n > 1 else 0.0),
+                    lambda n: self._asked_s(n) if n > 1 else self.batch_s(n),
                     self.draft_s(name, 1),
                 )
             age, shape = 0, PlannedShape(topology or ((),))
@@ -397,16 +402,15 @@ class Scheduler(RoundPrices):
         ones: such a time counts only where it is shorter than what is known.
         """
         self._drafting_s += seconds
+        self._drafts[name] += n_looks > 0
         known = self.costs.draft_s(name, n_looks, n_lives)
-        if (n_looks and self._is_settled(name)) or not known or seconds < known:
+        if self._is_settled(name) or not known or seconds < known:
             self.costs.observe_draft(name, n_looks, seconds, n_lives)
 
     def _is_settled(self, name: str) -> bool:
         """Whether a drafter has drafted often enough behind the prompt to take its usual time."""
-        if not self._age:
-            self._drafts.clear()
-        count = self._drafts[name] = self._drafts.get(name, 0) + 1
-        return count > (_CHANGING if self._replays else 0) and self._age > 0
+        n_dear = CHANGING if self._replays else 0
+        return self._age > 0 and self._drafts[name] > n_dear
 
     def overran(self, n_tokens: int) -> None:
         """Drafting ahead took longer than the decode of so many tokens: its own is not known."""

@@ -72,6 +72,20 @@ class Message:
             object.__setattr__(self, "tokens", _ids(self.tokens))
 
 
+def conversation(messages: Sequence[Message]) -> list[Message]:
+    """The messages, also of what can be iterated only once."""
+    if not isinstance(messages, Iterable):
+        raise UsageError(f"A conversation is a list of Message, not {messages!r}.")
+    found = list(messages)
+    wrong = [message for message in found if not isinstance(message, Message)]
+    if wrong:
+        raise UsageError(
+            f"A conversation is a list of Message, not of {type(wrong[0]).__name__}.",
+            'Write Message("user", "Hello").',
+        )
+    return found
+
+
 class Refusal(TemplateError):
     """A template called `raise_exception`."""
 

@@ -1097,6 +1097,17 @@ class TestReplies:
             known.observe_draft("new", 1, 0.001 if number else 0.002, 1)
         assert known.costs.draft_s("new", 1) == 0.001
 
+    def test_each_reply_has_first_draftings_of_its_own(self) -> None:
+        """Also one that begins with a round in which nobody drafts."""
+        known = graphs()
+        for seconds in (0.001, 0.005, 0.005, 0.005):
+            prompted(known)
+            known.observe_batch(1, known.plain_s)
+            for _ in range(2):
+                known.begin(1)
+                known.observe_draft("new", 1, seconds, 1)
+        assert known.costs.draft_s("new", 1) == 0.001
+
     def test_a_drafter_that_became_slow_behind_a_prompt_is_believed_later(self) -> None:
         known = graphs()
         prompted(known)
