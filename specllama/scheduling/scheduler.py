@@ -458,7 +458,8 @@ class Scheduler(RoundPrices):
         believed = min(seconds, self._usual_s(shares))
         extra = believed - plain - due
         if not (n_drafted or self._paying or self.costs.is_changing):
-            extra = min(propose_s, believed)
+            asking_s = min(propose_s - self._drafting_s, _HICCUP * self.asking_s)
+            extra = min(asking_s + self._drafting_s, believed)
         for share in shares:
             part = share.n_drafted / n_drafted if n_drafted else 1 / len(shares)
             own = plain / len(shares)

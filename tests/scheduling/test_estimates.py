@@ -1194,6 +1194,19 @@ class TestAccount:
             self.known.settle(0.05, 0.001, [share(account, 0, 1)])
         assert account.slack_s - before == pytest.approx(10 * (0.02 * 0.01 - 0.001))
 
+    def test_a_pause_while_it_looks_counts_as_two_looks(self) -> None:
+        """Such as a collection of Python's garbage; what drafting itself took counts whole."""
+        for _ in range(3):
+            self.known.settle(0.01, 0.001, [share(Account(self.known), 0, 1)])
+        for drafting_s in (0.0, 0.004):
+            account = Account(self.known)
+            before = account.slack_s
+            self.known.begin(1)
+            self.known.observe_draft("model", 1, drafting_s, 1)
+            self.known.settle(0.03, 0.013 + drafting_s, [share(account, 0, 1)])
+            lost = 2 * 0.001 + drafting_s - BUDGET_SHARE * 0.01
+            assert before - account.slack_s == pytest.approx(lost)
+
     def test_long_replies_bear_more_from_the_start(self) -> None:
         """Up to the 15 ms that the budget gives, however long."""
         most = BUDGET_SHARE * 0.01 + BUDGET_S - 0.005
