@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ class Model:
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab = llama_cpp.llama_vocab_n_tokens(vocab)
+        if not self._context:
+            raise ValueError(f"no memory for a context of {context} tokens of {path}")
         self._batch = llama_cpp.llama_batch_init(context, 0, 1)
+        self._length = context
         self._past = 0
 
     def clear(self) -> None:
@@ -54,6 +58,8 @@ class Model:
 
     def decode(self, tokens: list[int]) -> np.ndarray:
         """Append tokens; logits after each of them, [n, vocab] (a copy)."""
+        if self._past + len(tokens) > self._length:  # the batch has no room either
+            raise ValueError(f"a prompt and its answer take more than --context {self._length}")
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -180,17 +186,46 @@ def report(drafts: dict[str, Model], texts: dict[str, list[Text]]) -> list[dict[
     return records
 
 
+def read_prompts(file: Path) -> list[dict[str, str]]:
+    """Each line's kind and prompt.
+
+    Raises:
+        ValueError: a line lacks them, or there is none.
+    """
+    prompts = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            prompts.append({"kind": str(entry["kind"]), "prompt": str(entry["prompt"])})
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{file}, line {number} is no JSON with kind and prompt") from error
+    if not prompts:
+        raise ValueError(f"{file} has no prompts")
+    return prompts
+
+
+def _from_1(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return number
+
+
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("drafts", type=Path, nargs="+")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines: kind, prompt")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens an answer at most")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--tokens", type=_from_1, default=128, help="tokens an answer at most")
+    parser.add_argument("--threads", type=_from_1, default=2)
+    parser.add_argument("--context", type=_from_1, default=1024)
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--repeats", type=int, default=40, help="rounds of timing (0: none)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for file in (args.target, *args.drafts, args.prompts):
+        if not file.is_file():
+            parser.error(f"{file} is no file")
+    return args
 
 
 def main() -> None:
@@ -200,9 +235,12 @@ def main() -> None:
     tokenizer = Tokenizer(args.target)
     head, to_answer, _ = tokenizer.frame(None)
     ends = set(tokenizer.end_tokens())
-    prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
+    prompts = read_prompts(args.prompts)
     target = Model(args.target, args.context, args.threads)
     drafts = {path.name: Model(path, args.context, args.threads) for path in args.drafts}
+    for name, draft in drafts.items():
+        if draft.vocab != target.vocab:
+            raise ValueError(f"{name} has {draft.vocab} tokens, the target {target.vocab}")
     texts = defaultdict(list)
     for number, entry in enumerate(prompts):
         ids = [*head, *tokenizer.encode(entry["prompt"]), *to_answer]
@@ -224,4 +262,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{error}")

@@ -122,15 +122,21 @@ class Runs:
 
     Args:
         setting: what has to be equal for an earlier line to count.
+
+    Raises:
+        SpecllamaError: the file cannot be read, or a line of it is no generation.
     """
 
     def __init__(self, file: Path, setting: dict[str, Any]) -> None:
         self.setting = setting
         self._file = file
         self._found: dict[tuple[str, Cell], dict[str, Any]] = {}
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        for line in lines:
-            self._take(json.loads(line))
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            for line in lines:
+                self._take(json.loads(line))
+        except (OSError, ValueError, LookupError) as error:
+            raise SpecllamaError(f"Cannot go on from {file}: {error}.", "Move it away.") from error
 
     def _take(self, run: dict[str, Any]) -> None:
         if self.setting.items() <= run.items():
@@ -250,13 +256,20 @@ def write(page: Path, lines: Sequence[str]) -> None:
     put_between(page, BEGIN, END, lines)
 
 
+def _from_1(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return number
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--draft", default="smollm2-135m-draft")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=40, help="per prompt")
-    parser.add_argument("--gamma", type=int, default=4, help="the most tokens drafted in a row")
+    parser.add_argument("--threads", type=_from_1, default=1)
+    parser.add_argument("--tokens", type=_from_1, default=40, help="per prompt")
+    parser.add_argument("--gamma", type=_from_1, default=4, help="the most tokens drafted in a row")
     parser.add_argument("--kinds", default="", help="of prompts, separated by commas")
     parser.add_argument("--runs", type=Path, default=RUNS, help="JSON lines of what is done")
     parser.add_argument("--pause-while", type=Path, help="wait while this file exists")
@@ -269,3 +282,5 @@ if __name__ == "__main__":
         main()
     except SpecllamaError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -94,7 +94,10 @@ class BeamSearcher:
             hint = "" if most else "With --exact there is none on GPUs or for several slots."
             raise UsageError(f"{params.width} beams; there is room for {most}.", hint)
         if params.drafter == "model" and self.follower is None:
-            raise UsageError("There is no draft model.", "Give one, or another drafter.")
+            raise UsageError(
+                "There is no draft model with the target's vocabulary.",
+                "Give one (--translate is no help to beams), or another drafter.",
+            )
 
     def _drafter(self, name: str, key: int, ids: Sequence[int]) -> BeamDrafter | None:
         if name == "none":

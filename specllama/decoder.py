@@ -62,14 +62,15 @@ class SpeculativeDecoder:
     Args:
         target: a GGUF file, an alias, a name of the catalogue (the built-in pair is in it), or
             `user/repo:QUANT` from the cache.
-        draft: the same, a model with the target's vocabulary; None drafts without a model.
+        draft: the same, a model with the target's vocabulary (another one: see
+            `ModelOptions.translate`); None drafts without a model.
         gamma: the papers' setting: calls that give no params draft exactly `gamma` tokens a round
             with the draft model (rejection, Leviathan et al. 2023; coupled when a seed is given).
             None leaves drafters and lengths to the scheduler. Other rules at a fixed length:
             `GenerationParams(verify="block", drafter="model", draft_max=gamma, adaptive=False)`.
         options: how both are loaded.
-        strict_draft: raise when the draft cannot serve; False notes it in `warnings` and goes on
-            without a draft model.
+        strict_draft: raise when the draft cannot serve, and when a drafter is asked for that
+            needs one and has none; False notes the first in `warnings` and goes on without.
         chat_template: Jinja source to use instead of the model's own.
         on_progress: called with what is being loaded and how much of it (0..1).
 
@@ -107,7 +108,7 @@ class SpeculativeDecoder:
         self._target: TargetModel = load_target(target, self.options, on_progress)
         try:
             self._template = ChatTemplate.of(self._target.model.vocabulary, chat_template)
-            self._drafters = Drafters(self._target, self.options)
+            self._drafters = Drafters(self._target, self.options, strict_draft=strict_draft)
             self.warnings += self._drafters.warnings
             self._engine = Engine(
                 self._target.context,
@@ -404,7 +405,8 @@ class SpeculativeDecoder:
 
     def _searcher(self) -> BeamSearcher:
         self._end_open_stream()
-        follower = self._draft.follower if self._draft is not None else None
+        draft = self._draft
+        follower = None if draft is None or draft.is_foreign else draft.follower
         return BeamSearcher(self._engine, self.vocabulary, follower, self._drafters.recycle)
 
     def _constraint(self, params: GenerationParams) -> Constraint | None:
@@ -550,4 +552,7 @@ class SpeculativeDecoder:
 def _papers_setting(gamma: int | None) -> GenerationParams:
     if gamma is None:
         return GenerationParams()
-    return GenerationParams(drafter="model", draft_max=gamma, adaptive=False)
+    try:
+        return GenerationParams(drafter="model", draft_max=gamma, adaptive=False)
+    except UsageError as error:
+        raise UsageError(error.message.replace("draft_max", "gamma"), error.hint) from error

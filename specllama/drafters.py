@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.drafting.model import ModelDrafter
+from specllama.drafting.needs import check_given
 from specllama.drafting.ngram import NgramDrafter
 from specllama.drafting.ngram_file import NgramFile
 from specllama.drafting.protocol import Drafter
@@ -16,16 +17,12 @@ from specllama.drafting.store import StoreDrafter, open_store
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.drafting.suffix_index import DEPTH
 from specllama.drafting.text import TextDrafter
+from specllama.drafting.translated import TranslatedDrafter
 from specllama.drafting.tree import TreeDrafter
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import SpecllamaError
 from specllama.hub.fingerprint import fingerprint_of
 from specllama.loading import DraftModel, TargetModel
-from specllama.options import AUTO_DRAFTERS, ModelOptions
-
-_NEEDS = {
-    "ngram": "Give its file with --ngram FILE (specllama ngram build makes one).",
-    "store": "Turn the store on with --store.",
-}
+from specllama.options import ModelOptions
 
 
 class Drafters:
@@ -33,15 +30,22 @@ class Drafters:
 
     A file or store that cannot be used is noted in `warnings`; generation goes on without it.
 
+    Args:
+        strict_draft: asking by name for a drafter with a model is an error without one.
+
     Attributes:
         warnings: one sentence each.
         recycle: the one that is always at hand.
     """
 
-    def __init__(self, target: TargetModel, options: ModelOptions) -> None:
+    def __init__(
+        self, target: TargetModel, options: ModelOptions, *, strict_draft: bool = True
+    ) -> None:
         self.warnings: list[str] = []
         self._target = target
-        self._n_slots = options.parallel
+        self._options = options
+        self._strict_draft = strict_draft
+        self._draft: DraftModel | None = None
         self._is_end = target.model.vocabulary.is_eog
         self._ngrams = self._open_ngrams(options.ngram)
         self._text = TextDrafter()
@@ -74,9 +78,13 @@ class Drafters:
 
     def all(self, draft: DraftModel | None) -> list[Drafter]:
         """Every drafter at hand, those without a model first."""
+        self._draft = draft
         if draft is None:
             return list(self._free)
         follower = draft.follower
+        if draft.is_foreign:
+            own = draft.model.vocabulary
+            return [*self._free, TranslatedDrafter(follower, self._target.model.vocabulary, own)]
         guessers: list[Drafter] = [RecycleDrafter(draft.model.n_vocab)]
         if self._ngrams is not None:
             guessers.insert(0, NgramDrafter(self._ngrams, self._is_end))
@@ -84,18 +92,18 @@ class Drafters:
             *self._free,
             ModelDrafter(follower),
             StagedDrafter(follower, guessers),
-            TreeDrafter(follower, first_branch=self._n_slots),
-            StagedTreeDrafter(follower, self._n_slots, guessers),
+            TreeDrafter(follower, first_branch=self._options.parallel),
+            StagedTreeDrafter(follower, self._options.parallel, guessers),
         ]
 
     def require(self, names: Sequence[str]) -> None:
-        """Raise UsageError for a drafter that was asked for and lacks what it drafts from."""
-        if tuple(names) == AUTO_DRAFTERS:
-            return
-        at_hand = {drafter.name for drafter in self._free}
-        for name in names:
-            if name in _NEEDS and name not in at_hand:
-                raise UsageError(f"The drafter {name!r} has nothing to draft from.", _NEEDS[name])
+        """Raise UsageError for a drafter that was asked for and given nothing to draft from."""
+        check_given(
+            names,
+            self._options,
+            has_draft=self._draft is not None or not self._strict_draft,
+            is_foreign=self._draft is not None and self._draft.is_foreign,
+        )
 
     def predict(self, key: int, text: Sequence[int]) -> None:
         """Expect the reply of a sequence that was just added to resemble these ids."""

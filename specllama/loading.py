@@ -53,13 +53,22 @@ class TargetModel:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A loaded draft, its context and what follows the target in it."""
+    """A loaded draft, its context and what follows the target in it.
+
+    Attributes:
+        follower: over the draft's own ids where those are not the target's (`is_foreign`).
+    """
 
     name: str
     model: Model
     context: Context
     follower: Follower
     pair: PairReport
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its vocabulary is another one, so that only text goes between the two."""
+        return not self.pair.compatible
 
     def close(self) -> None:
         """Free cache and weights."""
@@ -106,7 +115,7 @@ def load_draft(
         ModelNotFound, NotAModel, OutOfMemory, UsageError.
     """
     found = resolve(str(name), "draft")
-    pair = check_files(target.model.path, found.path).require()
+    pair = check_files(target.model.path, found.path).require(translate=options.translate)
     model = Model(
         found.path,
         gpu_layers=options.draft_gpu_layers,
@@ -120,12 +129,8 @@ def load_draft(
     except BaseException:
         model.close()
         raise
-    follower = Follower(
-        context,
-        pair.shared_size,
-        pair.differing_ids,
-        one_by_one=model.offloaded,
-    )
+    ids = (pair.shared_size, pair.differing_ids) if pair.compatible else ()
+    follower = Follower(context, *ids, one_by_one=model.offloaded)
     return DraftModel(found.name, model, context, follower, pair)
 
 

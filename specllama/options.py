@@ -69,6 +69,7 @@ class ModelOptions:
         cache_type_k, cache_type_v: number formats of the KV cache.
         ngram: an n-gram file (`specllama ngram build`) to draft from.
         store: keep answers on this machine, and draft from them when the like is asked again.
+        translate: a draft with another vocabulary is not refused; its guesses go through text.
         exact: choose the configuration in which batched and single decodes give the same bits
             where the machine allows it (docs/exactness.md).
     """
@@ -90,6 +91,7 @@ class ModelOptions:
     cache_type_v: CacheType = "f16"
     ngram: str | Path | None = None
     store: bool = False
+    translate: bool = False
     exact: bool = False
 
     def __post_init__(self) -> None:

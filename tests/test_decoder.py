@@ -482,6 +482,12 @@ def test_gamma_as_in_the_papers(target_file: Path, draft_file: Path) -> None:
     assert list(spec.by_source) == ["model"]
 
 
+@pytest.mark.parametrize("gamma", [-1, 2.5, "4"])
+def test_a_gamma_that_is_none_is_named(target_file: Path, gamma: Any) -> None:
+    with pytest.raises(UsageError, match="^gamma must be "):
+        SpeculativeDecoder(target_file, gamma=gamma)
+
+
 @pytest.fixture(scope="module")
 def closed(target_file: Path, draft_file: Path) -> SpeculativeDecoder:
     options = ModelOptions(threads=1, n_ctx=256)

@@ -132,7 +132,7 @@ def _forest(
             if kind in summary.by_kind:
                 offset = (place - (len(shown) - 1) / 2) * step
                 _interval(axes, summary.by_kind[kind], row + offset, n)
-        axes.plot([], [], _marker(n), color=_color(n), label=summary.arm.name)
+        axes.plot([], [], _marker(n), color=_color(n), label=summary.label)
     _baseline(axes)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -183,7 +183,7 @@ def acceptance(axes: Axes, report: Report) -> None:
         }
         deepest = max(deepest, *points)
         axes.plot(list(points), list(points.values()), f"{_marker(n)}-", color=_color(n),
-                  markersize=5, linewidth=1.4, clip_on=False, label=summary.arm.name)  # fmt: skip
+                  markersize=5, linewidth=1.4, clip_on=False, label=summary.label)  # fmt: skip
     axes.set_ylim(0, 1)
     axes.set_xticks(range(1, deepest + 1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
@@ -219,7 +219,7 @@ def reliability(axes: Axes, report: Report) -> None:
             sizes = [12 + 110 * entry.tested / max(e.tested for e in bins) for entry in bins]
             axes.plot(predicted, observed, "-", color=_color(n), linewidth=1.2)
             axes.scatter(predicted, observed, sizes, color=_color(n), marker=_marker(n), alpha=0.8,
-                         clip_on=False, label=summary.arm.name)  # fmt: skip
+                         clip_on=False, label=summary.label)  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted acceptance", ylabel="observed")
     axes.set_title("Reliability: acceptance predicted and observed (dashed: perfect)")
     _legend(axes)
@@ -311,7 +311,7 @@ def _baseline(axes: Axes) -> None:
 
 
 def _arms(axes: Axes, summaries: Sequence[Summary]) -> None:
-    axes.set_yticks(range(len(summaries)), [summary.arm.name for summary in summaries])
+    axes.set_yticks(range(len(summaries)), [summary.label for summary in summaries])
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -68,11 +68,12 @@ class Report:
     @property
     def remarks(self) -> list[str]:
         """The notes, and what the figures themselves call for."""
+        lossy = [f"{s.arm.name}: {s.guarantee}" for s in self.summaries if s.text == "lossy"]
         idle = [f"{s.arm.name} drafted nothing." for s in self.summaries if s.drafted_nothing]
         busy = []
         if self.facts.get("load_average_before", [0.0])[0] > BUSY:
             busy.append("The machine was busy before the start: do not publish these figures.")
-        return [*self.notes, *idle, *busy]
+        return [*self.notes, *lossy, *idle, *busy]
 
     def to_dict(self, *, with_runs: bool = True) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -145,8 +146,9 @@ _LEGEND = (
     "tok/s: decoding only, from the first round on; mean and standard deviation over prompts. "
     "Speed-up: geometric mean over prompts of the ratio on the same prompt, with its 95 % "
     "bootstrap interval. Accepted: draft tokens kept of those tested. Text: same as the arm it is "
-    "compared with, token for token; free: the rule promises only its distribution. Predicted: "
-    "what the scheduler's cost table and acceptance estimates said before each round."
+    "compared with, token for token; free: the rule promises only its distribution; lossy: not "
+    "even that. Predicted: what the scheduler's cost table and acceptance estimates said before "
+    "each round."
 )
 
 _PARTED = {

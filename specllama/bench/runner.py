@@ -76,6 +76,7 @@ class Run:
             "repetition": self.repetition,
             "seed": told.seed,
             "verify": told.verify,
+            "lossless": told.lossless,
             "finish_reason": told.finish_reason,
             "usage": asdict(told.usage),
             "timings": asdict(told.timings),

@@ -9,13 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from specllama.bench.runner import Arm, Role
+from specllama.drafting.needs import WITH_DRAFT_MODEL
 from specllama.errors import UsageError
 from specllama.options import GenerationParams
 
 PLAIN = "plain"
-
-WITH_DRAFT_MODEL = frozenset({"model", "tree", "staged", "staged-tree"})
-"""Drafters that draft nothing without a draft model."""
 
 TREE_DRAFTERS = frozenset({"tree", "staged-tree"})
 """Drafters that `tree` gives the shape of."""
@@ -145,7 +143,7 @@ def plain_arm(base: GenerationParams, label: str = "") -> Arm:
 def _row_params(base: GenerationParams, row: Row, *, has_draft: bool) -> GenerationParams:
     params = replace(base, **row.settings)
     named = set() if params.drafter == "auto" else set(params.drafters())
-    if not has_draft and (row.model == "draft" or named & WITH_DRAFT_MODEL):
+    if not has_draft and (row.model == "draft" or named & {*WITH_DRAFT_MODEL}):
         raise UsageError("there is no draft model (-md MODEL gives one).")
     return params
 

@@ -13,8 +13,9 @@ from specllama.bench.runner import Arm, Run
 from specllama.bench.suites import flags
 from specllama.results import SpecStats
 
-Text = Literal["same", "differs", "free"]
-"""Of an arm's text beside the text it is compared with; free: its rule promises no such thing."""
+Text = Literal["same", "differs", "free", "lossy"]
+"""Of an arm's text beside the text it is compared with; free: its rule promises its distribution
+only; lossy: not even that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class Summary:
     def drafted_nothing(self) -> bool:
         """It was to draft and never did."""
         return self.arm.drafts and self.spec.drafted == 0
+
+    @property
+    def label(self) -> str:
+        """The arm's name, and that its rule changes what the model says."""
+        return f"{self.arm.name} (not exact)" if self.text == "lossy" else self.arm.name
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -104,11 +110,17 @@ def summarise(runs: Sequence[Run], arms: Sequence[Arm]) -> tuple[list[Summary], 
     summaries = []
     for arm in arms:
         if by_arm[arm.name]:
-            text: Text = "free" if arm.name not in promised else "same"
-            if arm.name in broken:
-                text = "differs"
+            text = _text_of(by_arm[arm.name], arm.name in promised, arm.name in broken)
             summaries.append(_summary(arm, by_arm[arm.name], by_arm.get(arm.against, []), text))
     return summaries, found
+
+
+def _text_of(runs: Sequence[Run], promised: bool, broken: bool) -> Text:
+    if runs[0].arm.drafts and not runs[0].generation.lossless:
+        return "lossy"
+    if broken:
+        return "differs"
+    return "same" if promised else "free"
 
 
 def _summary(arm: Arm, runs: list[Run], base: list[Run], text: Text) -> Summary:
@@ -163,7 +175,7 @@ def _verdict(base: str, rivals: Sequence[Summary]) -> str:
     if not rivals:
         return f"drafting does not pay here: no arm drafted anything (temperature {temp:g})"
     best = max(rivals, key=_gain)
-    ratio, name = best.speedup or Ratio(1.0, None, None), best.arm.name
+    ratio, name = best.speedup or Ratio(1.0, None, None), best.label
     figure = f"{ratio.value:.2f}x{interval(ratio)}, against {base} at temperature {temp:g}"
     if ratio.low is None or ratio.high is None:
         return f"too few prompts to tell: {name} is the fastest with {figure}"

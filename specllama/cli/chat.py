@@ -108,6 +108,7 @@ class Chat:
         self.drafter = run.params.drafter if run.params.drafters() else defaults.drafter
         self.draft_max = run.params.draft_max or defaults.draft_max
         self._offline: bool = run.settings["offline"]
+        self._translate = run.options.translate
         self._show_stats = show_stats
         self._explain = explain
         self._interactive = interactive
@@ -184,7 +185,12 @@ class Chat:
         try:
             self._load_draft(name)
         except NotDownloaded:
-            model_flags.find_pair(self.decoder.target_name, name, offline=self._offline)
+            model_flags.find_pair(
+                self.decoder.target_name,
+                name,
+                offline=self._offline,
+                translate=self._translate,
+            )
             self._load_draft(name)
         names = self.drafter.split("+")
         self.drafter = self.drafter if {"auto", "model"} & {*names} else "auto"

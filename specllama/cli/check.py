@@ -67,6 +67,7 @@ def _answer(report: PairReport, memory: list[Memory]) -> dict[str, Any]:
 
     return {
         "compatible": report.compatible,
+        "translatable": report.translatable,
         "target_vocabulary": report.target_size,
         "draft_vocabulary": report.draft_size,
         "differing_ids": len(report.differing_ids),
@@ -90,6 +91,8 @@ def _print(answer: dict[str, Any], report: PairReport, memory: list[Memory]) -> 
         out.line(f"  {text}")
     if out.mode == "quiet":
         return
+    if report.translatable and not report.compatible:
+        out.line("  With --translate its guesses go through text, and it can.")
     out.line()
     out.table(
         ["MEMORY", "WEIGHTS", "CONTEXT", "COMPUTE", "TOTAL"],

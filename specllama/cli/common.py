@@ -6,11 +6,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from specllama.cli.output import out
+from specllama.errors import UsageError
 
 MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
 """Help in panels on a terminal, plain text elsewhere (and half the start-up time)."""
@@ -56,6 +58,22 @@ def group(help: str, **commands: Callable[..., Any]) -> typer.Typer:
     for name, command in commands.items():
         app.command(name)(common(command))
     return app
+
+
+def check_writable(file: Path) -> None:
+    """Try to make a file beside `file`, before work is done for it.
+
+    Raises:
+        UsageError: it cannot be; says why.
+    """
+    probe = file.with_name(f".{file.name}.part")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write {file}: {error.strerror}.", "Choose another place."
+        ) from error
 
 
 def help_if_alone(context: typer.Context) -> None:

@@ -130,9 +130,11 @@ def _costs(target: str | None, draft: str | None) -> tuple[CostTable | None, dic
         from specllama.kept_costs import place_of, tables
 
         merged = settings.load({n: v for n, v in (("target", target), ("draft", draft)) if v})
-        pair = resolve_pair(merged["target"], merged["draft"], offline=True)
+        options = merged.model_options()
+        names = merged["target"], merged["draft"]
+        pair = resolve_pair(*names, offline=True, translate=options.translate)
         own_draft = pair.draft.path if pair.draft else None
-        place = place_of(pair.target.path, own_draft, merged.model_options())
+        place = place_of(pair.target.path, own_draft, options)
         table, warning = tables().load(place)
     except (SpecllamaError, ImportError, OSError, RuntimeError) as error:
         return None, {"table": f"none ({error})"}

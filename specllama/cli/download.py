@@ -374,7 +374,11 @@ class _Bars:
 
 
 def pair_or_offer(
-    target: str | None, draft: str | None = None, *, offline: bool = False
+    target: str | None,
+    draft: str | None = None,
+    *,
+    offline: bool = False,
+    translate: bool = False,
 ) -> ResolvedPair:
     """`resolve_pair`; on a terminal, a repository that is not here may be fetched first.
 
@@ -385,7 +389,7 @@ def pair_or_offer(
 
     while True:
         try:
-            return resolve_pair(target, draft, offline=offline)
+            return resolve_pair(target, draft, offline=offline, translate=translate)
         except NotDownloaded as missing:
             question = f"{missing.message[:-1]}. Download it?"
             if not out.interactive or not out.confirm(question):

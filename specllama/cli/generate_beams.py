@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _PANEL = "Beam search"
 _SHARED = {
     "target", "draft", "chat_template", "offline", "ctx_size", "batch_size", "max_tokens",
-    "system", "system_file", "drafter", "draft_max", "adaptive", "ngram", "store", "gpu_layers",
-    "draft_gpu_layers", "main_gpu", "tensor_split", "device", "draft_device", "threads",
+    "system", "system_file", "drafter", "draft_max", "adaptive", "gpu_layers", "draft_gpu_layers",
+    "main_gpu", "tensor_split", "device", "draft_device", "threads",
     "threads_batch", "draft_threads", "flash_attn", "cache_type_k", "cache_type_v",
 }  # fmt: skip
 """Options of `generate` that mean something to beam search; it has no chance and no sampling."""
@@ -112,7 +112,7 @@ def _drafter(run: Run) -> str:
     try:
         BeamParams(drafter=name)
     except UsageError:
-        return name if run.settings.entries["drafter"].source == "flag" else "auto"
+        return name if run.drafter_is_required else "auto"
     return name
 
 

@@ -135,9 +135,9 @@ def _drafting(spec: SpecStats) -> list[str]:
         f"draft {spec.acceptance:.0%} ({spec.accepted}/{spec.tested} tested, "
         f"{spec.drafted} drafted) · {spec.tokens_per_round:.1f} tok/step · {spec.rounds} rounds"
     ]
-    for name, stats in spec.by_source.items():
-        if stats.acceptance is not None:
-            lines.append(f"  {name:<8} {stats.acceptance:4.0%} ({stats.accepted}/{stats.tested})")
+    lines += _sources(spec)
+    if spec.inner is not None:  # the other stage of staged drafting
+        lines += [f"{line} of guesses for the draft model" for line in _sources(spec.inner)]
     for depth, stats in enumerate(spec.by_depth, start=1):
         if stats.acceptance is not None:
             lines.append(
@@ -145,6 +145,14 @@ def _drafting(spec: SpecStats) -> list[str]:
                 f" ({stats.accepted}/{stats.tested})"
             )
     return lines
+
+
+def _sources(spec: SpecStats) -> list[str]:
+    return [
+        f"  {name:<8} {stats.acceptance:4.0%} ({stats.accepted}/{stats.tested})"
+        for name, stats in spec.by_source.items()
+        if stats.acceptance is not None
+    ]
 
 
 def count(number: int, one: str, many: str) -> str:

@@ -57,6 +57,9 @@ class ModelFlags:
     draft: Annotated[str | None, _model(
         "Small model that guesses ahead, or none.",
         "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL")] = None
+    translate: Annotated[bool | None, _model(
+        "Allow a draft with another vocabulary: its guesses go through text (off).",
+        "--translate/--no-translate")] = None
     chat_template: Annotated[Path | None, _model(
         "Jinja chat template to use instead of the model's own.",
         "--chat-template", metavar="FILE")] = None
@@ -256,6 +259,11 @@ class Run:
         """Whether a draft that cannot serve is an error: only where it was asked for by flag."""
         return self.settings.entries["draft"].source == "flag"
 
+    @property
+    def drafter_is_required(self) -> bool:
+        """The same of a drafter, before models are loaded: some commands use none."""
+        return self.settings.entries["drafter"].source == "flag"
+
 
 def resolve(flags: ModelFlags) -> Run:
     """Merge what was typed with environment, config, alias and defaults.
@@ -290,11 +298,20 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
     """Find the files and load the models; what is in `warnings` then is printed too.
 
     Raises:
+        UsageError: a drafter was asked for by flag and given nothing to draft from.
         SpecllamaError: see `hub.resolve.resolve_pair` and `SpeculativeDecoder`.
     """
     from specllama.decoder import SpeculativeDecoder
+    from specllama.drafting.needs import WITH_DRAFT_MODEL, check_given
 
     pair = _find_pair(run)
+    for warning in pair.warnings:
+        out.warn(warning)
+    names, has_draft = run.params.drafters(), pair.draft is not None
+    if run.drafter_is_required:
+        check_given(names, run.options, has_draft=has_draft)
+    elif not has_draft and run.params.drafter != "auto" and {*names} & {*WITH_DRAFT_MODEL}:
+        out.warn(f"There is no draft model, so {run.params.drafter!r} drafts less or nothing.")
     with ctrl_c_afterwards():
         decoder = SpeculativeDecoder(
             pair.target.name,
@@ -304,19 +321,18 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
             chat_template=run.chat_template,
             on_progress=on_progress,
         )
-    decoder.warnings[:0] = pair.warnings
-    if decoder.draft_name is None and "model" in run.params.drafter.split("+"):
-        decoder.warnings.append("There is no draft model, so the drafter model drafts nothing.")
     for warning in decoder.warnings:
         out.warn(warning)
+    decoder.warnings[:0] = pair.warnings
     return decoder
 
 
 def _find_pair(run: Run) -> "ResolvedPair":
     """The pair that was asked for; without its draft where that cannot serve and need not."""
     target, draft, offline = (run.settings[name] for name in ("target", "draft", "offline"))
+    translate = run.options.translate
     try:
-        return find_pair(target, draft, offline=offline)
+        return find_pair(target, draft, offline=offline, translate=translate)
     except ModelError as error:
         if draft is None or run.draft_is_required:
             raise
@@ -324,7 +340,9 @@ def _find_pair(run: Run) -> "ResolvedPair":
         return replace(pair, warnings=(f"Running without a draft model: {error}",))
 
 
-def find_pair(target: str | None, draft: str | None, *, offline: bool) -> "ResolvedPair":
+def find_pair(
+    target: str | None, draft: str | None, *, offline: bool, translate: bool = False
+) -> "ResolvedPair":
     """The files of a pair; what is missing may be downloaded, if a person says so.
 
     Raises:
@@ -334,7 +352,7 @@ def find_pair(target: str | None, draft: str | None, *, offline: bool) -> "Resol
 
     # What the download prints is no part of an answer on stdout.
     with redirect_stdout(sys.stderr):
-        return pair_or_offer(target, draft, offline=offline)
+        return pair_or_offer(target, draft, offline=offline, translate=translate)
 
 
 _FORMATS = ("json_schema", "json_schema_file", "grammar", "grammar_file")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specllama.cli.common import group
+from specllama.cli.common import check_writable, group
 from specllama.cli.output import out, size
 from specllama.errors import UsageError
 
@@ -60,8 +60,8 @@ def build(
     path = _checked_output(output)
     if not texts and not answers:
         raise UsageError("Nothing to train on.", "Give text files, or --answers.")
-    name = settings.load({"target": model})["target"] or builtin.TARGET
-    target = resolve(name, "target")
+    name = settings.load({"target": model})["target"]
+    target = resolve(builtin.TARGET if name is None else name, "target")
     vocabulary = target.header.vocabulary
     with _Bar() as bar:
         documents = _tokenise(texts or [], target.path, bar)
@@ -98,6 +98,7 @@ def _checked_output(path: Path | None) -> Path:
         raise UsageError(f"There is no folder {path.parent}.", "Make it first.")
     if path.exists() and not (path.is_file() and _begins_with(path, KIND.magic)):
         raise UsageError(f"{path} is there, and is not an n-gram file.", "Choose another name.")
+    check_writable(path)
     return path
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specllama.cli.common import check_writable
 from specllama.cli.output import out, size
 from specllama.errors import UsageError
 
@@ -148,6 +149,7 @@ def _check_output(output: Path, header: Header, *, force: bool) -> None:
         raise UsageError(f"There is no folder {output.parent}.", "Make it first.")
     if output.is_dir():
         raise UsageError(f"{output} is a folder.", "Name a file in it: -o DRAFT.gguf")
+    check_writable(output)
     if not output.exists():
         return
     if not output.is_file():

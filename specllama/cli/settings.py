@@ -74,6 +74,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "lossy": _generation("true or false", "lossy"),
         "ngram": _model("text", "ngram"),
         "store": _model("true or false", "store"),
+        "translate": _model("true or false", "translate"),
         "max_tokens": _generation("whole number", "max_tokens"),
         "seed": _generation("whole number", "seed"),
         "stop": _generation("texts", "stop"),
@@ -252,6 +253,8 @@ def _value(name: str, value: Any, source: str) -> Any:
         raise UsageError(f"{where} must be {_EXPECTED[key.kind]}, not {value!r}.")
     if name in ("seed", "max_tokens") and converted == -1:
         return None
+    if name in ("target", "draft") and not converted:
+        raise UsageError(f"{where} is empty.", "Name a model, or leave it out.")
     if key.owner is not None:
         try:
             key.owner(**{key.field: converted})

@@ -54,18 +54,26 @@ class PairReport:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def require(self) -> PairReport:
+    @property
+    def translatable(self) -> bool:
+        """Whether the draft's guesses can reach the target as text."""
+        return min(self.target_size, self.draft_size) > 0
+
+    def require(self, *, translate: bool = False) -> PairReport:
         """This report.
+
+        Args:
+            translate: different vocabularies are no reason against the pair.
 
         Raises:
             PairMismatch: the pair cannot work; names the first differing token and both texts.
         """
-        if self.compatible:
+        if self.compatible or (translate and self.translatable):
             return self
         raise PairMismatch(
             f"Draft cannot serve this target: {self.reasons[0]} "
             f"(vocab {self.target_size} vs {self.draft_size}).",
-            "Use a draft of the same family.",
+            "Use a draft of the same family, or have its guesses translated (--translate).",
         )
 
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from specllama.errors import HubError, ModelError, ModelNotFound, NotAModel
+from specllama.errors import HubError, ModelError, ModelNotFound, NotAModel, UsageError
 from specllama.hub import aliases, builtin, cache, catalogue
 from specllama.hub.gguf import Header, read_language_model
 from specllama.hub.pair import PairReport, compare
@@ -23,6 +23,9 @@ from specllama.hub.references import Reference, parse
 
 Role = Literal["target", "draft"]
 
+_KINDS_OF_NAMES = (
+    "Give a .gguf file, an alias, user/repo:QUANT, or a name of `specllama list --catalogue`."
+)
 OFF = "none"
 """The draft name that means: no draft model."""
 
@@ -67,7 +70,11 @@ class ResolvedPair:
 
 
 def resolve_pair(
-    target: str | None = None, draft: str | None = None, *, offline: bool = False
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    offline: bool = False,
+    translate: bool = False,
 ) -> ResolvedPair:
     """The files of a target and its draft.
 
@@ -75,21 +82,25 @@ def resolve_pair(
     alias's, a catalogue pair's); if that is missing or does not fit, the pair goes without and says
     so in `warnings`. "none" means no draft; a draft asked for by name must be there and must fit.
 
+    Args:
+        translate: a draft with another vocabulary fits too.
+
     Raises:
         ModelNotFound, NotAModel, HubError: see `resolve`.
         PairMismatch: the draft that was asked for cannot serve the target.
+        UsageError: a name is empty.
     """
-    name = target or builtin.TARGET
+    name = builtin.TARGET if target is None else target
     found = resolve(name, "target", offline=offline)
     if draft == OFF:
         return ResolvedPair(found)
-    if draft:
-        return _checked(found, resolve(draft, "draft", offline=offline))
+    if draft is not None:
+        return _checked(found, resolve(draft, "draft", offline=offline), translate)
     own = own_draft(name)
     if own is None:
         return ResolvedPair(found)
     try:
-        return _checked(found, resolve(own, "draft", offline=offline))
+        return _checked(found, resolve(own, "draft", offline=offline), translate)
     except ModelError as error:
         return ResolvedPair(found, warnings=(f"Running without a draft model: {error}",))
 
@@ -102,6 +113,7 @@ def resolve(name: str, role: Role = "target", *, offline: bool = False) -> Resol
         NotDownloaded: a repository that is not in the cache, with the command to fetch it.
         NotAModel: a folder, no GGUF, incomplete, or unable to generate text.
         HubError: `offline`, and the repository is not in the cache.
+        UsageError: the name is empty.
     """
     header = read_language_model(locate(name, role, offline=offline))
     return ResolvedModel(header.path, name, header)
@@ -109,6 +121,8 @@ def resolve(name: str, role: Role = "target", *, offline: bool = False) -> Resol
 
 def locate(name: str, role: Role = "target", *, offline: bool = False) -> Path:
     """The file that `name` means, not looked into. Raises what `resolve` raises of it."""
+    if not name:  # as a path it would be the folder we are in
+        raise UsageError("The name of a model is empty.", _KINDS_OF_NAMES)
     path = expanded(name)
     if path.is_file():
         return path
@@ -157,8 +171,9 @@ def not_cached_offline(reference: Reference) -> HubError:
     return HubError(f"Offline, and {reference} is not in the cache.", "Go online to download it.")
 
 
-def _checked(target: ResolvedModel, draft: ResolvedModel) -> ResolvedPair:
-    report = compare(target.header.vocabulary, draft.header.vocabulary).require()
+def _checked(target: ResolvedModel, draft: ResolvedModel, translate: bool) -> ResolvedPair:
+    report = compare(target.header.vocabulary, draft.header.vocabulary)
+    report.require(translate=translate)
     return ResolvedPair(target, draft, report)
 
 
@@ -182,8 +197,7 @@ def _not_found(path: Path, name: str) -> ModelNotFound:
     suggestion = f"Did you mean {', '.join(close)}? " if close else ""
     return ModelNotFound(
         f"No model named {name!r}.",
-        f"{suggestion}Give a .gguf file, an alias, user/repo:QUANT, or a name of "
-        "`specllama list --catalogue`.",
+        f"{suggestion}{_KINDS_OF_NAMES}",
     )
 
 

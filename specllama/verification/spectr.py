@@ -19,7 +19,7 @@ from specllama.verification.chains import ratio
 from specllama.verification.trees import walk
 from specllama.verification.types import CoinChance, Proposal, Rows, Verdict
 
-# A rho above the solution is exact too; this much above it costs next to no acceptance.
+# A rho above the solution is exact too; it costs no level more than this of its acceptance.
 _WIDTH = 1e-3
 
 
@@ -48,7 +48,10 @@ def _k_sequential(
 
 
 def division(p_target: Distribution, laws: Sequence[Distribution]) -> float:
-    """The smallest rho of 1..k that accepts no token too often, or up to _WIDTH more.
+    """A rho of 1..k that accepts no token too often, nearly the smallest one.
+
+    It accepts at most _WIDTH less than the smallest; where all k are hardly ever refused, a much
+    larger one does.
 
     Args:
         laws: what each of the k drafts was drawn from.

@@ -195,6 +195,35 @@ def test_remarks() -> None:
     assert report().remarks == []
 
 
+def of_lossy_rule(run: Run) -> Run:
+    generation = replace(
+        run.generation, verify="typical", guarantee="Not exact: changed.", lossless=False
+    )
+    return replace(run, generation=generation)
+
+
+def test_a_rule_that_changes_texts_is_told_in_every_form() -> None:
+    runs = [of_lossy_rule(run) for run in report().runs]
+    found = Report(FACTS, [PLAIN, FAST], runs)
+    assert found.remarks == ["fast | furious: Not exact: changed."]  # plain decoding drafts nothing
+    assert [summary.text for summary in found.summaries] == ["free", "lossy"]
+    assert "- fast | furious: Not exact: changed." in found.markdown()
+    assert [row["text"] for row in csv.DictReader(io.StringIO(found.csv()))][1] == "lossy"
+    lines = list(found.jsonl())
+    assert not any(line["lossless"] for line in lines[:-1])
+    assert lines[-1]["notes"] == found.remarks and lines[-1]["arms"][1]["text"] == "lossy"
+    assert found.verdicts[0].startswith("best: fast | furious (not exact) (")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_rule_that_changes_texts_is_told_in_the_charts(tmp_path: Path) -> None:
+    runs = [of_lossy_rule(run) for run in report().runs]
+    files = plots.save_all(Report(FACTS, [PLAIN, FAST], runs), tmp_path)
+    for file in files:
+        if file.suffix == ".svg":
+            assert "furious (not exact)" in file.read_text(), file
+
+
 def test_a_run_without_tokens_breaks_nothing() -> None:
     runs = [make_run(PLAIN, "e", blocks=[], rate=None), make_run(FAST, "e", blocks=[], rate=None)]
     empty = Report(FACTS, [PLAIN, FAST], runs)

@@ -71,6 +71,30 @@ def test_only_prompts_with_all_cells_count(script: ModuleType, tmp_path: Path) -
     assert lines[-1] == "Not measured yet."
 
 
+@pytest.mark.parametrize("flag", ["--tokens", "--gamma", "--threads"])
+@pytest.mark.parametrize("number", ["0", "-1", "x"])
+def test_no_tokens_make_no_table(
+    script: ModuleType,
+    flag: str,
+    number: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rule_table.py", f"{flag}={number}"])
+    monkeypatch.setattr(script, "SpeculativeDecoder", None)
+    with pytest.raises(SystemExit):
+        script.main()
+    assert f"{number} is not a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['{"rule": "rr', '{"tokens": 8}'])
+def test_a_file_of_something_else_is_named(script: ModuleType, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_text(line)
+    with pytest.raises(SpecllamaError, match=r"Cannot go on from .*runs\.jsonl"):
+        script.Runs(file, {"tokens": 8})
+
+
 def test_every_rule_is_in_the_table(script: ModuleType) -> None:
     assert {rule for rule, _ in script.rule_rows()} == set(script.RULES)
 

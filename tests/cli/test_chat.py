@@ -436,7 +436,7 @@ def test_a_draft_that_is_not_here_may_be_downloaded_first(
 
     asked: list[tuple[str | None, str | None]] = []
     monkeypatch.setattr(decoder, "set_draft", set_draft)
-    monkeypatch.setattr(model_flags, "find_pair", lambda *pair, offline: asked.append(pair))
+    monkeypatch.setattr(model_flags, "find_pair", lambda *pair, **_: asked.append(pair))
     result = chat("/draft user/repo:Q8_0")
     assert asked == [("fake-135m", "user/repo:Q8_0")]
     assert result.code == 0

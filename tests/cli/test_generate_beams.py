@@ -96,6 +96,7 @@ def test_stats(decoder: Searching, capsys: pytest.CaptureFixture[str]) -> None:
         ["--temp", "1"], ["--top-k", "5"], ["-s", "1"], ["--verify", "match"], ["--stop", "x"],
         ["-j", "{}"], ["--grammar", 'root ::= "a"'], ["-l", "5+1"], ["--repeat-penalty", "1.1"],
         ["--jsonl"], ["--show-draft"], ["--json", "--logprobs"], ["--tree", "2,2"],
+        ["--ngram", "x.ngram"], ["--store"],
     ],
 )  # fmt: skip
 def test_what_belongs_to_sampling_is_refused(

@@ -42,10 +42,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return decoder
 
 
-def _resolve_pair(target: str | None, draft: str | None, *, offline: bool) -> ResolvedPair:
+def _resolve_pair(
+    target: str | None, draft: str | None, *, offline: bool, translate: bool
+) -> ResolvedPair:
     if target == "missing":
         raise ModelNotFound("No model named 'missing'.")
-    if draft == "bad":
+    if draft == "bad" and not translate:
         raise PairMismatch("Draft cannot serve this target: token 5 differs.")
     if draft == OFF:
         return ResolvedPair(_model(target or "builtin"))
@@ -81,6 +83,9 @@ def test_a_draft_asked_for_by_option_must_fit(
     assert run(["generate", "Hi", "-md", "bad"]) == 1
     assert "Error: Draft cannot serve this target" in capsys.readouterr().err
     assert opened.arguments == ()
+    assert run(["generate", "Hi", "-md", "bad", "--translate"]) == 0
+    assert opened.arguments == ("builtin", "bad")
+    assert opened.options["options"].translate
 
 
 def test_a_draft_from_the_environment_that_does_not_fit_is_a_warning(
@@ -113,23 +118,45 @@ def test_the_decoders_warnings_are_printed(
     assert capsys.readouterr().err == "Warning: The draft was left out.\n"
 
 
-def test_asking_for_the_drafter_model_without_a_model_is_a_warning(
-    opened: Opened, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-md", "none", "--drafter", "model"], "The drafter 'model' has nothing to draft from."),
+        (["-md", "none", "--drafter", "suffix+tree"], "The drafter 'tree' has nothing"),
+        (["--drafter", "ngram"], "The drafter 'ngram' has nothing to draft from."),
+    ],
+)
+def test_a_drafter_with_nothing_to_draft_from_is_refused_before_models_are_loaded(
+    opened: Opened, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    opened.draft_name = None
-    run(["generate", "Hi", "-md", "none", "--drafter", "model"])
-    assert "so the drafter model drafts nothing" in capsys.readouterr().err
-    opened.warnings = []
-    run(["generate", "Hi", "-md", "none", "--drafter", "suffix"])
-    assert opened.warnings == []
+    assert run(["generate", "Hi", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert opened.arguments == ()
+
+
+@pytest.mark.parametrize(
+    "options", [["-md", "none", "--drafter", "suffix"], ["-md", "none"], ["--drafter", "tree"]]
+)
+def test_other_drafters_are_not(opened: Opened, options: list[str]) -> None:
+    assert run(["generate", "Hi", *options]) == 0
+
+
+def test_a_configured_drafter_without_a_model_is_a_warning(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_DRAFTER", "suffix+tree")
+    assert run(["generate", "Hi", "-md", "none"]) == 0
+    assert opened.arguments == ("builtin", None)
+    warning = "There is no draft model, so 'suffix+tree' drafts less or nothing."
+    assert warning in capsys.readouterr().err
 
 
 def test_what_a_download_prints_stays_out_of_the_answer(
     opened: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pair_or_offer(target: str | None, draft: str | None, *, offline: bool) -> ResolvedPair:
+    def pair_or_offer(target: str | None, draft: str | None, **how: bool) -> ResolvedPair:
         out.line("/cache/model.gguf")
-        return _resolve_pair(target, draft, offline=offline)
+        return _resolve_pair(target, draft, **how)
 
     monkeypatch.setattr("specllama.cli.download.pair_or_offer", pair_or_offer)
     run(["generate", "Hi"])

@@ -191,6 +191,7 @@ def test_check_of_strangers_is_exit_1_and_no_error(cli: Cli, tiny: Path, tmp_pat
         '  token 0 is "<s>" in the target and "x" in the draft\n'
         "  vocabulary sizes differ: 200 and 100\n"
     )
+    assert "\n  With --translate its guesses go through text, and it can.\n" in result.out
 
 
 def test_check_json(cli: Cli, tiny: Path) -> None:

@@ -51,6 +51,7 @@ def test_lists_of_layers(text: str, layers: set[int]) -> None:
         (["--drop", "2", "--quant", "Q4_7"], "There is no quantisation 'Q4_7'."),
         (["--drop", "2", "-o", "no/draft.gguf"], "There is no folder no. Make it first."),
         (["--drop", "2", "-o", "."], ". is a folder."),
+        (["--drop", "2", "-o", "x" * 250], "x: File name too long."),
         (["--drop", "2", "-o", "tiny.gguf", "--force"], "tiny.gguf is the model itself."),
     ],
 )

@@ -64,3 +64,33 @@ def _add(writer: Any, name: str, value: Any) -> None:
         writer.add_string(name, value)
     else:
         writer.add_array(name, value)
+
+
+def shuffled(path: Path, source: Path, seed: int = 7) -> Path:
+    """The same model with its token ids in another order: a stranger that says the same."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    texts = reader.fields["tokenizer.ggml.tokens"].contents()
+    order = np.random.default_rng(seed).permutation(len(texts))
+    place = np.argsort(order)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value = field.contents()
+        if isinstance(value, list) and len(value) == len(texts):
+            value = [value[old] for old in order]
+        elif name.endswith("_token_id"):
+            value = int(place[value])
+        kinds = {"sub_type": field.types[1]} if len(field.types) > 1 else {}
+        writer.add_key_value(name, value, field.types[0], **kinds)
+    for tensor in reader.tensors:
+        by_token = tensor.name in ("token_embd.weight", "output.weight")
+        rows = np.ascontiguousarray(tensor.data[order]) if by_token else tensor.data
+        writer.add_tensor(tensor.name, rows, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -68,8 +68,10 @@ def test_strangers_are_refused_with_the_first_differing_token() -> None:
         report.require()
     assert str(caught.value) == (
         'Draft cannot serve this target: token 2 is "<unk>" in the target and "other2" in the '
-        "draft (vocab 201 vs 200). Use a draft of the same family."
+        "draft (vocab 201 vs 200). Use a draft of the same family, or have its guesses translated "
+        "(--translate)."
     )
+    assert report.require(translate=True) is report
 
 
 def test_one_percent_is_the_limit() -> None:
@@ -78,7 +80,10 @@ def test_one_percent_is_the_limit() -> None:
 
 
 def test_an_empty_vocabulary_serves_nobody() -> None:
-    assert not compare(vocabulary(), vocabulary([])).compatible
+    for report in (compare(vocabulary(), vocabulary([])), compare(vocabulary([]), vocabulary())):
+        assert not report.compatible
+        with pytest.raises(PairMismatch):
+            report.require(translate=True)
 
 
 def test_special_tokens_that_differ_are_noted() -> None:

@@ -11,7 +11,7 @@ from specllama.hub import aliases, builtin, cache, catalogue
 from specllama.hub.aliases import Alias
 from specllama.hub.paths import data_dir, user_config
 from specllama.hub.references import Reference
-from specllama.hub.resolve import NotDownloaded, locate, resolve, resolve_pair
+from specllama.hub.resolve import OFF, NotDownloaded, locate, resolve, resolve_pair
 from tests.hub.ggufs import write_gguf
 
 COMMIT = "a" * 40
@@ -62,6 +62,15 @@ def test_a_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     with pytest.raises(NotAModel, match=r"is a folder\. Give a file in it: m\.gguf"):
         resolve(str(tmp_path))
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    model = str(write_gguf(tmp_path / "m.gguf"))
+    with pytest.raises(UsageError, match="The name of a model is empty"):
+        resolve("")
+    for names in [("", None), ("", OFF), (model, "")]:
+        with pytest.raises(UsageError, match="The name of a model is empty"):
+            resolve_pair(*names)
 
 
 def test_an_alias(tmp_path: Path) -> None:
@@ -165,6 +174,7 @@ def test_a_named_draft_must_fit(tmp_path: Path) -> None:
     draft = write_gguf(tmp_path / "d.gguf", tokens=["x"] * 200)
     with pytest.raises(PairMismatch):
         resolve_pair(str(target), str(draft))
+    assert resolve_pair(str(target), str(draft), translate=True).draft is not None
 
 
 def test_a_draft_of_its_own_that_does_not_fit_is_a_warning(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Tokens of a text that grows, as if it had been tokenised at once, at the price of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.text.vocabulary import Vocabulary
+
+_LOOK_BACK = 16
+_SPACE = b" "
+
+
+class Retokenizer:
+    """Goes on with tokens of a vocabulary where bytes are what is known.
+
+    The last tokens of a text may be others once it goes on ("hel", then "hello"): the last
+    sixteen are made anew. What merges across more of them than that is not found.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._adds_space = self._text(self._tokens(b"a")) == b" a"
+
+    def extend(self, ids: Sequence[int], text: bytes, start: int = 0) -> tuple[int, list[int]]:
+        """What tokens become when their text goes on.
+
+        Args:
+            ids: tokens so far, those from `start` on without control tokens between them.
+            text: what comes behind, UTF-8; bytes that are none become U+FFFD.
+
+        Returns:
+            How many of `ids` stay, and what follows them.
+        """
+        if not text:
+            return len(ids), []
+        first = self._cut(ids, start)
+        tail = list(ids[first:])
+        before = self._text(tail)
+        if self._adds_space and tail:
+            before = before.removeprefix(_SPACE)
+        tokens = self._tokens(before + text)
+        n_same = n_common(tail, tokens)
+        return first + n_same, tokens[n_same:]
+
+    def _cut(self, ids: Sequence[int], start: int) -> int:
+        """Where to begin anew: at a whole character, and at a space where one would be added."""
+        for place in range(max(start, len(ids) - _LOOK_BACK), len(ids)):
+            piece = self._vocabulary.piece(ids[place])
+            if self._adds_space:
+                begins = piece.startswith(_SPACE)
+            else:
+                begins = bool(piece) and not is_inside(piece[0])
+            if begins:
+                return place
+        return start
+
+    def _text(self, ids: Sequence[int]) -> bytes:
+        return b"".join(map(self._vocabulary.piece, ids))
+
+    def _tokens(self, text: bytes) -> list[int]:
+        told = text.decode("utf-8", "replace")
+        return self._vocabulary.tokenize(told, special=False, add_bos=False)
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens two texts have in common."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def whole_characters(text: bytes) -> int:
+    """Length of a text without the character that it breaks off in, if it does."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if not is_inside(byte):
+            length = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+            return len(text) - back if length > back else len(text)
+    return len(text)
+
+
+def is_inside(byte: int) -> bool:
+    """Whether a byte of UTF-8 belongs to a character that began before it."""
+    return byte & 0xC0 == 0x80

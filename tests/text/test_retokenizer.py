@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.text.retokenizer import Retokenizer, n_common, whole_characters
+from specllama.text.vocabulary import Vocabulary
+from tests.text.fakes import FakeVocabulary
+
+WORDS = ("he", "hel", "hello", "lo", " wor", " world", "d ", "  ", "ä", "äh", "漢", "字 ", " h")
+TEXTS = st.lists(st.sampled_from([*WORDS, "l", " ", "o", "w", "😀", "\n"]), max_size=40)
+
+
+def grown(vocabulary: Vocabulary, parts: list[str], start: int = 0) -> list[int]:
+    """Tokens of a text that comes in parts."""
+    retokenizer, ids = Retokenizer(vocabulary), [7] * start
+    for part in parts:
+        kept, tokens = retokenizer.extend(ids, part.encode(), start)
+        assert start <= kept <= len(ids)
+        assert len(tokens) > 0 or kept == len(ids)
+        ids[kept:] = tokens
+    return ids[start:]
+
+
+@given(parts=TEXTS, adds_space=st.booleans(), start=st.integers(0, 3))
+def test_a_text_in_parts_has_the_tokens_of_the_whole(
+    parts: list[str], adds_space: bool, start: int
+) -> None:
+    vocabulary = FakeVocabulary(WORDS, adds_space=adds_space)
+    whole = vocabulary.tokenize("".join(parts), special=False, add_bos=False)
+    assert grown(vocabulary, parts, start) == whole
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_real_vocabulary(smollm2: Vocabulary, size: int) -> None:
+    text = (
+        "Once upon a time, in the year 1848, a fox said: 'You mustn't!' — \n\n```python\n"
+        "def reverse(items):\n    return items[::-1]\n```\nOù êtes-vous? 漢字 😀\t\tend   of it."
+    )
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    assert grown(smollm2, parts) == smollm2.tokenize(text, special=False, add_bos=False)
+
+
+def test_only_the_end_is_made_anew() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    seen: list[str] = []
+
+    def tokenize(text: str, **settings: bool) -> list[int]:
+        seen.append(text)
+        return FakeVocabulary.tokenize(vocabulary, text, special=False, add_bos=False)
+
+    retokenizer = Retokenizer(vocabulary)
+    ids = vocabulary.tokenize("hello world" * 1000, special=False, add_bos=False)
+    vocabulary.tokenize = tokenize  # type: ignore[method-assign, assignment]
+    kept, tokens = retokenizer.extend(ids, b" world")
+    assert (kept, tokens) == (len(ids), [vocabulary._ids[b" world"]])
+    assert max(map(len, seen)) < 120
+
+
+def test_nothing_new_changes_nothing() -> None:
+    ids = [1, 2, 3]
+    assert Retokenizer(FakeVocabulary(WORDS)).extend(ids, b"") == (3, [])
+
+
+def test_bytes_that_are_no_text_are_told_as_such() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    kept, tokens = Retokenizer(vocabulary).extend([], b"he\xff")
+    assert kept == 0
+    assert b"".join(map(vocabulary.piece, tokens)).decode() == "he\ufffd"
+
+
+@given(text=st.text(max_size=6), cut=st.integers(0, 3))
+def test_whole_characters(text: str, cut: int) -> None:
+    raw = text.encode()
+    broken = raw[: max(0, len(raw) - cut)]
+    assert broken[: whole_characters(broken)].decode() == broken.decode("utf-8", "ignore")
+
+
+@pytest.mark.parametrize("raw", [b"a\xff", b"\x80\x80\x80\x80\x80", b""])
+def test_what_is_no_utf_8_is_left_as_it_is(raw: bytes) -> None:
+    assert whole_characters(raw) in (len(raw), len(raw) - 1)
+
+
+def test_n_common() -> None:
+    assert n_common([1, 2, 3], [1, 2, 4]) == 2
+    assert n_common([1, 2], [1, 2, 4]) == n_common([1, 2, 4], [1, 2]) == 2
+    assert n_common([], [1]) == 0
