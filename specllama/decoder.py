@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Self
@@ -214,6 +215,17 @@ class SpeculativeDecoder:
             self._engine.scheduler.recall(
                 first_look(self._target.context, loaded.context if loaded else None)
             )
+
+    def set_ngrams(self, path: str | Path) -> None:
+        """Draft from another n-gram file (the drafter "ngram").
+
+        Raises:
+            SpecllamaError: it cannot be read, or is of another vocabulary; the old one stays.
+        """
+        self._end_open_stream()
+        self._drafters.set_ngrams(path)
+        self.options = replace(self.options, ngram=path)
+        self._engine.drafters = self._drafters.all(self._draft)
 
     def save(self, path: str | Path) -> None:
         """Write the last conversation's caches to a file, for `restore`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specllama.drafting.model import ModelDrafter
@@ -49,20 +50,27 @@ class Drafters:
         self._is_end = target.model.vocabulary.is_eog
         self._ngrams = self._open_ngrams(options.ngram)
         self._text = TextDrafter()
+        self._suffix = SuffixDrafter(self._is_end)
         self._store = self._open_store() if options.store else None
-        self._free: list[Drafter] = [self._text, SuffixDrafter(self._is_end)]
-        if self._store is not None:
-            self._free.append(self._store)
-        if self._ngrams is not None:
-            self._free.append(NgramDrafter(self._ngrams, self._is_end))
         self.recycle = RecycleDrafter(target.model.n_vocab)
-        self._free.append(self.recycle)
+
+    def set_ngrams(self, path: str | Path) -> None:
+        """Draft from an n-gram file; see `all` for the drafters that do.
+
+        Raises:
+            SpecllamaError: it cannot be used.
+        """
+        self._ngrams = self._read_ngrams(path)
+        self._options = replace(self._options, ngram=path)
+
+    def _read_ngrams(self, path: str | Path) -> NgramFile:
+        return NgramFile.open(Path(path), fingerprint_of(self._target.model.path))
 
     def _open_ngrams(self, path: str | Path | None) -> NgramFile | None:
         if path is None:
             return None
         try:
-            return NgramFile.open(Path(path), fingerprint_of(self._target.model.path))
+            return self._read_ngrams(path)
         except SpecllamaError as error:
             self.warnings.append(f"No n-grams: {error}")
             return None
@@ -79,17 +87,22 @@ class Drafters:
     def all(self, draft: DraftModel | None) -> list[Drafter]:
         """Every drafter at hand, those without a model first."""
         self._draft = draft
+        free = [self._text, self._suffix, self._store, self._by_ngrams(), self.recycle]
+        return [drafter for drafter in (*free, *self._with_model(draft)) if drafter is not None]
+
+    def _by_ngrams(self) -> NgramDrafter | None:
+        return None if self._ngrams is None else NgramDrafter(self._ngrams, self._is_end)
+
+    def _with_model(self, draft: DraftModel | None) -> list[Drafter]:
         if draft is None:
-            return list(self._free)
+            return []
         follower = draft.follower
         if draft.is_foreign:
             own = draft.model.vocabulary
-            return [*self._free, TranslatedDrafter(follower, self._target.model.vocabulary, own)]
-        guessers: list[Drafter] = [RecycleDrafter(draft.model.n_vocab)]
-        if self._ngrams is not None:
-            guessers.insert(0, NgramDrafter(self._ngrams, self._is_end))
+            return [TranslatedDrafter(follower, self._target.model.vocabulary, own)]
+        ngrams, recycle = self._by_ngrams(), RecycleDrafter(draft.model.n_vocab)
+        guessers = [recycle] if ngrams is None else [ngrams, recycle]
         return [
-            *self._free,
             ModelDrafter(follower),
             StagedDrafter(follower, guessers),
             TreeDrafter(follower, first_branch=self._options.parallel),

@@ -484,7 +484,7 @@ def test_gamma_as_in_the_papers(target_file: Path, draft_file: Path) -> None:
 
 @pytest.mark.parametrize("gamma", [-1, 2.5, "4"])
 def test_a_gamma_that_is_none_is_named(target_file: Path, gamma: Any) -> None:
-    with pytest.raises(UsageError, match="^gamma must be "):
+    with pytest.raises(UsageError, match=r"^gamma must be "):
         SpeculativeDecoder(target_file, gamma=gamma)
 
 

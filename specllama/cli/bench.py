@@ -185,6 +185,8 @@ def _measure(
             "settings": bench_work.settings_of(run, decoders["target"], repetitions),
             "load_average_before": before,
         }
+        if suite and run.options.ngram is None:
+            found["settings"]["ngram"] = bench_work.give_ngrams(decoders["target"], stack)
         work = bench_work.Work(run, decoders, arms, prompts, repetitions)
         work.do()
         costs = decoders["target"].costs

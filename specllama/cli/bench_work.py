@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli import model_flags
@@ -119,6 +121,24 @@ def open_both(run: Run, stack: ExitStack, *, with_draft: bool) -> dict[Role, Spe
         if with_draft and target.draft_name is not None:
             decoders["draft"] = stack.enter_context(draft_alone(target.draft_name, run))
     return decoders
+
+
+def give_ngrams(decoder: SpeculativeDecoder, stack: ExitStack) -> str:
+    """Let n-grams of the target's answers to other questions be drafted from; what they are."""
+    from specllama.bench.own_ngrams import QUESTIONS, train_on_answers
+    from specllama.hub import resolve
+
+    file = Path(stack.enter_context(TemporaryDirectory(prefix="specllama-"))) / "own.ngram"
+    with _bar() as bar:
+        task = bar.add_task("answers for n-grams", total=len(QUESTIONS))
+        n_tokens = train_on_answers(
+            decoder,
+            resolve.locate(decoder.target_name, "target"),
+            file,
+            answered=lambda: bar.advance(task),
+        )
+    decoder.set_ngrams(file)
+    return f"{len(QUESTIONS)} answers to other questions, {n_tokens} tokens"
 
 
 def draft_alone(name: str, run: Run) -> SpeculativeDecoder:

@@ -206,4 +206,6 @@ def _answer(generation: Generation) -> Answer:
         "usage": asdict(generation.usage),
         "timings": asdict(generation.timings),
         "spec": generation.spec.to_dict(),
+        "verify": generation.verify,
+        "lossless": generation.lossless,
     }

@@ -303,10 +303,13 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
     """
     from specllama.decoder import SpeculativeDecoder
     from specllama.drafting.needs import WITH_DRAFT_MODEL, check_given
+    from specllama.verification import LOSSY_RULES
 
     pair = _find_pair(run)
     for warning in pair.warnings:
         out.warn(warning)
+    if (lossy := LOSSY_RULES.get(run.params.verify)) is not None:
+        out.warn(lossy.guarantee)
     names, has_draft = run.params.drafters(), pair.draft is not None
     if run.drafter_is_required:
         check_given(names, run.options, has_draft=has_draft)

@@ -45,6 +45,7 @@ def bench(
     facts = {"cpu": "Abacus", "target": {"name": "fake-135m", "sha256": "c0ffee"}}
     monkeypatch.setattr(bench_work, "surroundings", lambda *_: dict(facts))
     monkeypatch.setattr(bench_work, "draft_alone", lambda *_: alone)
+    monkeypatch.setattr(bench_work, "give_ngrams", lambda *_: "few answers")
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(PROMPTS)
@@ -278,7 +279,9 @@ def test_the_seeds_suite(bench: Bench, decoder: BenchDecoder, alone: BenchDecode
     result = bench("--suite", "seeds", "-r", "1", "-o", "json")
     names = [arm["arm"] for arm in json.loads(result.out)["arms"]]
     assert names[:2] == ["plain", "draft alone"] and names[-1] == "specllama"
+    assert "n-gram" in names and "n-gram, then draft" in names
     assert len(alone.chats) == 6 and alone.closed and decoder.closed
+    assert json.loads(result.out)["facts"]["settings"]["ngram"] == "few answers"
 
 
 def test_arms_unknown_here_are_left_out_with_a_sentence(

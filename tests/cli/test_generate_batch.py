@@ -78,6 +78,7 @@ def test_an_answer_tells_how_it_came(batch: Command) -> None:
     assert answer["seed"] == 1
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "cached_tokens": 0}
     assert answer["spec"]["rounds"] == 5
+    assert (answer["verify"], answer["lossless"]) == ("coupled", True)
 
 
 def test_own_settings(batch: Command) -> None:

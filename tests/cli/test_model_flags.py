@@ -141,6 +141,11 @@ def test_other_drafters_are_not(opened: Opened, options: list[str]) -> None:
     assert run(["generate", "Hi", *options]) == 0
 
 
+def test_a_lossy_rule_is_told(opened: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["generate", "Hi", "--verify", "typical", "--lossy"])
+    assert capsys.readouterr().err.startswith("Warning: Not exact: typical acceptance")
+
+
 def test_a_configured_drafter_without_a_model_is_a_warning(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ class Script:
         prompt_s, token_s: seconds before the first token, and before each.
         error: raised as the result after the tokens.
         go: has to be set before the first token.
+        inexact: what a lossy rule says of itself.
     """
 
     tokens: tuple[tuple[str, str], ...] = HELLO
@@ -45,6 +46,7 @@ class Script:
     token_s: float = 0.0
     error: Exception | None = None
     go: threading.Event | None = None
+    inexact: str = ""
 
 
 DEFAULT = Script()
@@ -122,7 +124,8 @@ class FakeTicket:
             spec=spec,
             seed=7 if self._params.seed is None else self._params.seed,
             verify=self._params.verify,
-            guarantee="The text follows the target's own distribution.",
+            guarantee=self._pool.script.inexact or "The text follows the target's own law.",
+            lossless=not self._pool.script.inexact,
         )
 
 

@@ -108,6 +108,17 @@ class TestPage:
         (depth,) = shown.all("#depths li")
         assert depth.text.split() == ["1", "95", "%"]
 
+    def test_a_lossy_rule_is_told(self, browser: webdriver.Chrome, serve: Serve) -> None:
+        client = serve(Script(inexact="Not exact: words may be others."))
+        shown = Page(browser, client)
+        shown.say("Hello")
+        assert shown.wait_for("#inexact").text == "Not exact: words may be others."
+        client.pool.script = Script()
+        shown.wait_for_end()
+        shown.say("Hello")
+        shown.wait_for_end()
+        assert not shown.find("#inexact").is_displayed()
+
     @pytest.mark.parametrize("by", ["button", "key"])
     def test_stop(self, browser: webdriver.Chrome, serve: Serve, by: str) -> None:
         client = serve(Script(tokens=WORDS, token_s=0.02))

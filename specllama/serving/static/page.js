@@ -152,6 +152,8 @@ class Figures {
     at("accepted").textContent = drafted
       ? `${Math.round((100 * timings.draft_n_accepted) / drafted)} % of ${drafted}`
       : "–";
+    at("inexact").hidden = speculation.lossless;
+    at("inexact").textContent = speculation.lossless ? "" : speculation.guarantee;
     showDepths(speculation.by_depth.filter((depth) => depth.tested));
   }
 }
