@@ -19,7 +19,7 @@ from specllama import (
     UsageError,
 )
 from tests.hub.ggufs import shuffled
-from tests.llama.tiny import write_mamba
+from tests.llama.tiny import write_llama, write_mamba
 
 pytestmark = pytest.mark.model
 
@@ -88,6 +88,21 @@ def test_a_draft_of_bytes_without_a_truncatable_cache(target_file: Path, tmp_pat
         drafted = decoder.generate(PROMPTS[0], params(0.0))
         assert drafted.tokens == plain.tokens
         assert drafted.spec.drafted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_vocabularies_that_add_spaces(
+    target_file: Path, stranger: Path, tmp_path: Path, temperature: float
+) -> None:
+    """As the draft and as the target."""
+    tiny = write_llama(tmp_path / "tiny.gguf")
+    prompt = "<|note|> hello<|note|>the fox 漢字 😀 </s>"
+    for target, draft in ((target_file, tiny), (tiny, stranger)):
+        with SpeculativeDecoder(target, draft, options=OPTIONS) as decoder:
+            plain = decoder.generate(prompt, params(temperature, drafter="none"))
+            drafted = decoder.generate(prompt, params(temperature))
+            assert drafted.tokens == plain.tokens
+            assert drafted.spec.drafted > 0
 
 
 def test_trees_need_the_targets_vocabulary(decoder: SpeculativeDecoder) -> None:

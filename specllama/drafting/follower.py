@@ -55,7 +55,9 @@ class Follower:
     def read_prompt(self, key: int, ids: Sequence[int]) -> None:
         """Read the first ids of a prompt, as far as they go, but for the last one."""
         self.begin(key, ids)
-        if self._hold_prefix(key, ids):
+        if not self._hold_prefix(key, ids):
+            return
+        if self.cache.make_room(len(ids) - self.cache.length(key), (key,)):
             self.cache.fill(key, ids[:-1])
 
     def _hold_prefix(self, key: int, ids: Sequence[int]) -> bool:
@@ -65,8 +67,7 @@ class Follower:
         if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
             self.cache.truncate(key, len(ids) - 1)
         self._agreed[key] = len(ids)
-        pending = ids[self.cache.length(key) :]
-        return max(pending) < self._n_shared and self.cache.make_room(len(pending), (key,))
+        return max(ids[self.cache.length(key) :]) < self._n_shared
 
     def able(
         self, wants: Sequence[Want], most_pending: int, beside: Sequence[Want] = ()
@@ -84,11 +85,12 @@ class Follower:
             room = self.backend.n_ctx_seq - len(want.ids)
             if room < want.limit or not self._hold_prefix(want.key, want.ids):
                 continue
+            if not self.cache.make_room(n_new + self._lacking([want]), keep):
+                continue
             if len(want.ids) - self.cache.length(want.key) > most_pending:
                 self.cache.fill(want.key, want.ids[:-1])
             n_new += self._lacking([want])
-            if self.cache.make_room(n_new, keep):
-                found.append(want)
+            found.append(want)
         return found
 
     def _lacking(self, wants: Sequence[Want]) -> int:

@@ -70,7 +70,7 @@ class TranslatedDrafter(FollowingDrafter):
         ids = chain.want.ids
         kept, tokens = self._to_target.extend(ids, said, chain.text.start)
         if kept < len(ids):
-            tokens = self._to_target.extend((), said)[1]
+            tokens = self._to_target.inside(said)
         return Proposal.chain(tokens[: chain.want.limit], None, self.name)
 
     def _follow(self, key: int, ids: Sequence[int]) -> _Text:
@@ -93,10 +93,10 @@ class TranslatedDrafter(FollowingDrafter):
             self._follower.begin(key, text.ids)
 
     def read(self, key: int, ids: Sequence[int]) -> None:
-        """Read about so much of a prompt, all but the last token."""
+        """Read about so much of a prompt, all but the last token, where less of it is held."""
         text = self._follow(key, ids)
         n_own = len(text.ids) * len(ids) // text.n_read
-        if n_own:
+        if n_own > self._follower.cache.length(key):
             self._follower.read_prompt(key, text.ids[:n_own])
 
     def rewind(self, key: int, length: int) -> None:
@@ -197,7 +197,9 @@ class _Text:
                 continue
             kept = min(kept, self._write(text))
             text = b""
-            self.ids += self._translator.control(token)
+            own = self._translator.control(token)
+            if own != self.ids:  # a draft that begins with its own needs no second one
+                self.ids += own
             self._run, self.start = len(self.ids), place + 1
         whole = whole_characters(text)
         kept = min(kept, self._write(text[:whole]))

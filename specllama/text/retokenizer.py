@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specllama.text.vocabulary import Vocabulary
 
 _LOOK_BACK = 16
-_SPACE = b" "
+_MARK = b"\x01"  # merges with nothing
 
 
 class Retokenizer:
@@ -19,7 +19,10 @@ class Retokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._adds_space = self._text(self._tokens(b"a")) == b" a"
+        self._ends: dict[int, bool] = {}
+        adds_space = self._text(self._tokens(b"a")) == b" a"
+        self._mark = _MARK if adds_space else b""
+        self._n_mark = len(self._tokens(self._mark))
 
     def extend(self, ids: Sequence[int], text: bytes, start: int = 0) -> tuple[int, list[int]]:
         """What tokens become when their text goes on.
@@ -35,24 +38,34 @@ class Retokenizer:
             return len(ids), []
         first = self._cut(ids, start)
         tail = list(ids[first:])
-        before = self._text(tail)
-        if self._adds_space and tail:
-            before = before.removeprefix(_SPACE)
-        tokens = self._tokens(before + text)
+        tokens = self.inside(self._text(tail) + text) if tail else self._tokens(text)
         n_same = n_common(tail, tokens)
         return first + n_same, tokens[n_same:]
 
+    def inside(self, text: bytes) -> list[int]:
+        """Tokens of a text that stands behind others, so that no space is added to it."""
+        return self._tokens(self._mark + text)[self._n_mark :]
+
     def _cut(self, ids: Sequence[int], start: int) -> int:
-        """Where to begin anew: at a whole character, and at a space where one would be added."""
-        for place in range(max(start, len(ids) - _LOOK_BACK), len(ids)):
+        """Where to begin anew: at a whole character, behind what ends a text."""
+        window = range(max(start, len(ids) - _LOOK_BACK), len(ids))
+        if self._mark:
+            ended = (place + 1 for place in reversed(window) if self._ends_text(ids[place]))
+            start = next(ended, start)
+        for place in range(max(start, window.start), len(ids)):
             piece = self._vocabulary.piece(ids[place])
-            if self._adds_space:
-                begins = piece.startswith(_SPACE)
-            else:
-                begins = bool(piece) and not is_inside(piece[0])
-            if begins:
+            if piece and not is_inside(piece[0]):
                 return place
         return start
+
+    def _ends_text(self, token: int) -> bool:
+        """Whether a space is added behind a token: it is user-defined, the only kind that gets
+        none in front of it."""
+        known = self._ends.get(token)
+        if known is None:
+            alone = self._tokens(self._vocabulary.piece(token))
+            known = self._ends[token] = alone == [token]
+        return known
 
     def _text(self, ids: Sequence[int]) -> bytes:
         return b"".join(map(self._vocabulary.piece, ids))

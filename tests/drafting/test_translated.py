@@ -23,7 +23,8 @@ from tests.text.fakes import FakeVocabulary
 WORDS = (" the", " fox", " sees", " a", " tree", ".", " ä", " 漢字", " fo", "x", " tr", "ee")
 OTHERS = (" tree", " a fox", " ä", " s", "ees", " the", ".", " 漢", "字", " fo")
 TARGET = FakeVocabulary(WORDS)
-DRAFT = FakeVocabulary(OTHERS, control=("<s>", "<|im_end|>", "<|im_start|>"))
+CONTROL = ("<s>", "<|im_end|>", "<|im_start|>")
+DRAFT = FakeVocabulary(OTHERS, control=CONTROL)
 SAID = [TARGET._ids[word.encode()] for word in WORDS[:8]]
 END = TARGET.control_id("<|im_end|>")
 START = TARGET.control_id("<|im_start|>")
@@ -126,6 +127,18 @@ def test_turns_of_a_conversation_are_read_on() -> None:
     assert run(tested, third).tokens == expected(target_row, third, n_ctx=200)[0]
 
 
+def test_what_is_held_of_a_prompt_is_not_dropped_to_read_a_part_of_it() -> None:
+    """Such a cache could only be emptied; the new turn is shorter in the draft's tokens."""
+    tested, backend = engine(DRAFT, noise, rollback="checkpoint")
+    first = asked([START, *prompt(*[" sees"] * 30)], draft_max=2)
+    ids = [*first.ids, *run(tested, first).tokens]
+    n_before = len(backend.batches)
+    live = tested.add(asked([*ids, END, START, *prompt(*[" tr", "ee"] * 30)], draft_max=2))
+    while live.n_emitted == 0:
+        tested.step()
+    assert sum(backend.batches[n_before:]) < len(ids)
+
+
 def test_a_long_prompt_is_read_in_parts() -> None:
     tested, backend = engine(DRAFT, noise)
     ids = prompt(*(" the", " fox") * 60)
@@ -161,6 +174,33 @@ def test_control_tokens_are_the_drafts_own_of_the_same_name() -> None:
         *DRAFT.tokenize(" a", special=False, add_bos=False),
         DRAFT.control_id("<|im_end|>"),
     )
+
+
+def test_a_draft_that_begins_with_its_own_control_token_reads_it_once() -> None:
+    draft = FakeVocabulary(OTHERS, control=CONTROL, add_bos=True)
+    for begins in ([TARGET.control_id("<s>")], []):
+        backend = FakeModel(noise, n_vocab=draft.size, n_ctx=64)
+        drafter = TranslatedDrafter(Follower(backend), TARGET, draft)
+        drafter.propose([want([*begins, *prompt(" tree")], limit=1)])
+        said = draft.tokenize(" tree", special=False, add_bos=False)
+        assert backend.tokens(0) == (draft.control_id("<s>"), *said)
+
+
+@pytest.mark.parametrize("rollback", ["free", "checkpoint"])
+@pytest.mark.parametrize("n_ctx", [40, 60, 80, 120, 160])
+def test_a_draft_without_room_for_all_leaves_some_out(n_ctx: int, rollback: Any) -> None:
+    """Its text may be longer than the target's, in tokens."""
+    wanted = [asked(prompt(*(" the", " fox") * n), seed=n, draft_max=4) for n in (6, 9, 4)]
+    target = FakeModel(target_row, n_vocab=TARGET.size, n_ctx=400, n_seq=3)
+    backend = FakeModel(noise, n_vocab=DRAFT.size, n_ctx=n_ctx, n_seq=3, rollback=rollback)
+    drafter = TranslatedDrafter(Follower(backend), TARGET, DRAFT)
+    tested = Engine(target, [drafter], n_slots=3)
+    lives = [tested.add(one) for one in wanted]
+    while any(live.finish is None for live in lives):
+        tested.step()
+    for one, live in zip(wanted, lives, strict=True):
+        assert live.ids[live.n_prompt :] == expected(target_row, one, n_ctx=400)[0]
+    assert any(live.stats.drafted for live in lives)
 
 
 def test_nothing_is_drafted_inside_a_character() -> None:

@@ -150,6 +150,54 @@ def write_gpt2(path: Path, n_ctx: int) -> Path:
     return path
 
 
+WORDS = (
+    *("▁", "▁▁", "▁the", "▁a", "▁fox", "▁fo", "fo", "ox", "th", "he", "the", "ll", "lo", "hel"),
+    *("hello", "▁hello", "▁w", "or", "ld", "wor", "world", "▁world", "▁漢", "漢", "字", "漢字"),
+    *map(chr, range(97, 123)),
+)
+
+
+def write_llama(path: Path, n_ctx: int = 512) -> Path:
+    """A SentencePiece vocabulary, which adds spaces; "<|note|>" is a user-defined token."""
+    import gguf
+
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [*WORDS, "<|note|>"]
+    normal, size = _normal(11), len(tokens)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(_EMBD)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_rope_dimension_count(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(size)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(WORDS), 4])
+    writer.add_token_scores([0.0] * 259 + [float(len(word)) for word in WORDS] + [0.0])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_tensor("token_embd.weight", normal(size, _EMBD, scale=5.0))
+    writer.add_tensor("output.weight", normal(size, _EMBD, scale=2.5))
+    writer.add_tensor("output_norm.weight", np.ones(_EMBD, np.float32))
+    for block in (f"blk.{layer}" for layer in range(_LAYERS)):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"{block}.{name}.weight", np.ones(_EMBD, np.float32))
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            writer.add_tensor(f"{block}.{name}.weight", normal(_EMBD, _EMBD, scale=2.0))
+        for name in ("ffn_gate", "ffn_up"):
+            writer.add_tensor(f"{block}.{name}.weight", normal(64, _EMBD, scale=2.0))
+        writer.add_tensor(f"{block}.ffn_down.weight", normal(_EMBD, 64, scale=2.0))
+    _finish(writer)
+    return path
+
+
 def write_bert(path: Path) -> Path:
     """An encoder: it embeds texts and cannot continue them."""
     random = np.random.default_rng(7)

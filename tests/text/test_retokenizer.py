@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.llama.model import Model
 from specllama.text.retokenizer import Retokenizer, n_common, whole_characters
 from specllama.text.vocabulary import Vocabulary
+from tests.llama.tiny import write_llama
 from tests.text.fakes import FakeVocabulary
 
 WORDS = ("he", "hel", "hello", "lo", " wor", " world", "d ", "  ", "ä", "äh", "漢", "字 ", " h")
@@ -42,8 +47,40 @@ def test_a_real_vocabulary(smollm2: Vocabulary, size: int) -> None:
     assert grown(smollm2, parts) == smollm2.tokenize(text, special=False, add_bos=False)
 
 
-def test_only_the_end_is_made_anew() -> None:
-    vocabulary = FakeVocabulary(WORDS)
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocabulary]:
+    with Model(write_llama(tmp_path_factory.mktemp("llama") / "tiny.gguf")) as model:
+        yield model.vocabulary
+
+
+PARTS = ("hel", "lo", " ", "the", " fox", "漢", "字", " wor", "ld", "\n", "  ", "😀", "x")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("parts", [PARTS, (*PARTS, "<|note|>")], ids=["words", "user-defined"])
+def test_spaces_that_a_vocabulary_adds_are_added_once(
+    sentencepiece: Vocabulary, parts: tuple[str, ...]
+) -> None:
+    choose = random.Random(1)
+    for _ in range(50):
+        said = choose.choices(parts, k=30)
+        whole = sentencepiece.tokenize("".join(said), special=False, add_bos=False)
+        assert grown(sentencepiece, said) == whole
+
+
+@pytest.mark.parametrize("adds_space", [False, True])
+def test_inside_a_text_no_space_is_added(adds_space: bool) -> None:
+    vocabulary = FakeVocabulary(WORDS, adds_space=adds_space)
+    for text in ("hello world", " h", "漢"):
+        tokens = Retokenizer(vocabulary).inside(text.encode())
+        assert b"".join(map(vocabulary.piece, tokens)).decode() == text
+
+
+@pytest.mark.parametrize("text", ["hello world", "漢字漢"])
+@pytest.mark.parametrize("adds_space", [False, True])
+def test_only_the_end_is_made_anew(text: str, adds_space: bool) -> None:
+    """Though there is no space to begin at."""
+    vocabulary = FakeVocabulary(WORDS, adds_space=adds_space)
     seen: list[str] = []
 
     def tokenize(text: str, **settings: bool) -> list[int]:
@@ -51,7 +88,7 @@ def test_only_the_end_is_made_anew() -> None:
         return FakeVocabulary.tokenize(vocabulary, text, special=False, add_bos=False)
 
     retokenizer = Retokenizer(vocabulary)
-    ids = vocabulary.tokenize("hello world" * 1000, special=False, add_bos=False)
+    ids = vocabulary.tokenize(text * 1000, special=False, add_bos=False)
     vocabulary.tokenize = tokenize  # type: ignore[method-assign, assignment]
     kept, tokens = retokenizer.extend(ids, b" world")
     assert (kept, tokens) == (len(ids), [vocabulary._ids[b" world"]])
