@@ -42,7 +42,7 @@ class TranslatedDrafter(FollowingDrafter):
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         """Catch up with each sequence's text, then draft for all of them in step."""
         chains = [_Chain(want, self._follow(want.key, want.ids)) for want in wants]
-        eager = [chain for chain in chains if chain.text.speaks and _goes_on(chain)]
+        eager = [chain for chain in chains if chain.text.speaks and chain.goes_on()]
         by_key = {chain.want.key: chain for chain in eager}
         own = [replace(chain.want, ids=chain.text.ids) for chain in eager]
         rows = self._follower.read(own)
@@ -61,10 +61,10 @@ class TranslatedDrafter(FollowingDrafter):
         if self._draft.is_control(token) or self._draft.is_eog(token):
             return False
         chain.drawn.append(token)
-        return _goes_on(chain)
+        return chain.goes_on()
 
     def _proposal(self, chain: _Chain) -> Proposal:
-        """What was drawn, in the target's tokens; nothing if those before it would be others."""
+        """What was drawn, in the target's tokens; apart where those before it would change."""
         said = b"".join(map(self._draft.piece, chain.drawn))
         said = said[: whole_characters(said)]
         ids = chain.want.ids
@@ -112,11 +112,6 @@ class TranslatedDrafter(FollowingDrafter):
         super().forget()
 
 
-def _goes_on(chain: _Chain) -> bool:
-    """Whether another look at a chain is worth it."""
-    return len(chain.drawn) < chain.want.limit and chain.want.go_on(len(chain.drawn), None)
-
-
 class _Chain:
     """What is drawn for one sequence, in the draft's tokens."""
 
@@ -126,6 +121,11 @@ class _Chain:
         self.want = want
         self.text = text
         self.drawn: list[int] = []
+
+    def goes_on(self) -> bool:
+        """Whether another look is worth it."""
+        n_drawn = len(self.drawn)
+        return n_drawn < self.want.limit and self.want.go_on(n_drawn, None)
 
 
 class _Translator:

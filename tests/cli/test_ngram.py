@@ -101,7 +101,7 @@ def test_from_the_models_own_answers(cli: Cli, target_file: Path) -> None:
         (["text.txt", "-o", "text.txt"], "text.txt is there, and is not an n-gram file."),
         (["text.txt", "-o", "."], ". is there, and is not an n-gram file."),
         (["text.txt", "-o", "x" * 250], "x: File name too long."),
-        (["text.txt", "-o", "x.ngram", "-m", ""], "The name of a model is empty."),
+        (["text.txt", "-o", "x.ngram", "-m", ""], "--target is empty."),
         (["none.txt", "-o", "x.ngram"], "none.txt"),
         (["text.txt", "-o", "x.ngram", "--order", "5"], "Invalid value for '--order'"),
     ],
