@@ -20,6 +20,7 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from arguments import from_1
 from distil.tokens import Tokenizer
 
 CHAINS = (1, 2, 3, 4)
@@ -204,21 +205,14 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
     return prompts
 
 
-def _from_1(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return number
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("drafts", type=Path, nargs="+")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines: kind, prompt")
-    parser.add_argument("--tokens", type=_from_1, default=128, help="tokens an answer at most")
-    parser.add_argument("--threads", type=_from_1, default=2)
-    parser.add_argument("--context", type=_from_1, default=1024)
+    parser.add_argument("--tokens", type=from_1, default=128, help="tokens an answer at most")
+    parser.add_argument("--threads", type=from_1, default=2)
+    parser.add_argument("--context", type=from_1, default=1024)
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--repeats", type=int, default=40, help="rounds of timing (0: none)")
     args = parser.parse_args()

@@ -19,6 +19,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from arguments import from_1
 from measuring import put_between
 
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
@@ -256,20 +257,13 @@ def write(page: Path, lines: Sequence[str]) -> None:
     put_between(page, BEGIN, END, lines)
 
 
-def _from_1(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return number
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--draft", default="smollm2-135m-draft")
-    parser.add_argument("--threads", type=_from_1, default=1)
-    parser.add_argument("--tokens", type=_from_1, default=40, help="per prompt")
-    parser.add_argument("--gamma", type=_from_1, default=4, help="the most tokens drafted in a row")
+    parser.add_argument("--threads", type=from_1, default=1)
+    parser.add_argument("--tokens", type=from_1, default=40, help="per prompt")
+    parser.add_argument("--gamma", type=from_1, default=4, help="the most tokens drafted in a row")
     parser.add_argument("--kinds", default="", help="of prompts, separated by commas")
     parser.add_argument("--runs", type=Path, default=RUNS, help="JSON lines of what is done")
     parser.add_argument("--pause-while", type=Path, help="wait while this file exists")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from specllama.drafting.model import ModelDrafter
@@ -44,7 +43,7 @@ class Drafters:
     ) -> None:
         self.warnings: list[str] = []
         self._target = target
-        self._options = options
+        self._n_slots = options.parallel
         self._strict_draft = strict_draft
         self._draft: DraftModel | None = None
         self._is_end = target.model.vocabulary.is_eog
@@ -61,7 +60,6 @@ class Drafters:
             SpecllamaError: it cannot be used.
         """
         self._ngrams = self._read_ngrams(path)
-        self._options = replace(self._options, ngram=path)
 
     def _read_ngrams(self, path: str | Path) -> NgramFile:
         return NgramFile.open(Path(path), fingerprint_of(self._target.model.path))
@@ -105,15 +103,15 @@ class Drafters:
         return [
             ModelDrafter(follower),
             StagedDrafter(follower, guessers),
-            TreeDrafter(follower, first_branch=self._options.parallel),
-            StagedTreeDrafter(follower, self._options.parallel, guessers),
+            TreeDrafter(follower, first_branch=self._n_slots),
+            StagedTreeDrafter(follower, self._n_slots, guessers),
         ]
 
-    def require(self, names: Sequence[str]) -> None:
+    def require(self, names: Sequence[str], options: ModelOptions) -> None:
         """Raise UsageError for a drafter that was asked for and given nothing to draft from."""
         check_given(
             names,
-            self._options,
+            options,
             has_draft=self._draft is not None or not self._strict_draft,
             is_foreign=self._draft is not None and self._draft.is_foreign,
         )

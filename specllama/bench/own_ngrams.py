@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specllama.drafting.ngram_file import save
-from specllama.drafting.ngram_train import train
+from specllama.drafting.ngram_train import build
 from specllama.hub.fingerprint import fingerprint_of
 from specllama.options import GenerationParams
 from specllama.sampling.params import SamplingParams
@@ -18,7 +17,6 @@ from specllama.text.chat import Message
 if TYPE_CHECKING:
     from specllama.decoder import SpeculativeDecoder
 
-ORDER = 4
 MIN_COUNT = 1
 _ASKS = (
     "Tell me about {}.",
@@ -57,14 +55,12 @@ def train_on_answers(
         answers.append(decoder.chat([Message("user", question)], _ANSWER).tokens)
         answered()
     documents = [np.array(tokens, np.uint32) for tokens in answers if tokens]
-    n_vocab, n_tokens = decoder.vocabulary.size, sum(map(len, documents))
-    fields = {
-        "fingerprint": fingerprint_of(model),
-        "model": model.name,
-        "order": ORDER,
-        "n_vocab": n_vocab,
-        "n_tokens": n_tokens,
-        "min_count": MIN_COUNT,
-    }
-    save(file, train(documents, n_vocab, order=ORDER, min_count=MIN_COUNT), fields)
-    return n_tokens
+    build(
+        file,
+        documents,
+        fingerprint=fingerprint_of(model),
+        model=model.name,
+        n_vocab=decoder.vocabulary.size,
+        min_count=MIN_COUNT,
+    )
+    return sum(map(len, documents))

@@ -312,7 +312,8 @@ def open_decoder(run: Run, on_progress: OnProgress | None = None) -> "Speculativ
         out.warn(lossy.guarantee)
     names, has_draft = run.params.drafters(), pair.draft is not None
     if run.drafter_is_required:
-        check_given(names, run.options, has_draft=has_draft)
+        is_foreign = pair.report is not None and not pair.report.compatible
+        check_given(names, run.options, has_draft=has_draft, is_foreign=is_foreign)
     elif not has_draft and run.params.drafter != "auto" and {*names} & {*WITH_DRAFT_MODEL}:
         out.warn(f"There is no draft model, so {run.params.drafter!r} drafts less or nothing.")
     with ctrl_c_afterwards():

@@ -51,8 +51,8 @@ def build(
     The texts have to fit into memory: 65 bytes a token of text, some 2 GB for 100 MB.
     """
     from specllama.cli import settings
-    from specllama.drafting.ngram_file import NgramFile, save
-    from specllama.drafting.ngram_train import train
+    from specllama.drafting.ngram_file import NgramFile
+    from specllama.drafting.ngram_train import build as build_file
     from specllama.hub import builtin
     from specllama.hub.fingerprint import fingerprint
     from specllama.hub.resolve import resolve
@@ -70,18 +70,16 @@ def build(
         n_tokens = sum(map(len, documents))
         if n_tokens < order:
             raise UsageError(f"There are only {n_tokens} tokens to train on.", "Give more text.")
-        levels = train(
-            documents, len(vocabulary), order=order, min_count=min_count, on_share=bar.count
+        build_file(
+            path,
+            documents,
+            fingerprint=fingerprint(vocabulary),
+            model=target.path.name,
+            n_vocab=len(vocabulary),
+            order=order,
+            min_count=min_count,
+            on_share=bar.count,
         )
-    fields = {
-        "fingerprint": fingerprint(vocabulary),
-        "model": target.path.name,
-        "order": order,
-        "n_vocab": len(vocabulary),
-        "n_tokens": n_tokens,
-        "min_count": min_count,
-    }
-    save(path, levels, fields)
     facts = NgramFile.open(path).facts
     out.status(f"Wrote {path}: {sum(facts.ngrams)} n-grams, {size(facts.n_bytes)}.")
     if out.mode == "json":

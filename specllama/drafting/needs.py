@@ -40,7 +40,7 @@ def check_given(
         "store": options.store,
     }
     for name in names:
-        if is_foreign and name in WITH_DRAFT_MODEL[1:]:
+        if is_foreign and name in WITH_DRAFT_MODEL and name != "model":
             raise UsageError(
                 f"The drafter {name!r} needs a draft with the target's vocabulary.",
                 "With --translate there is the drafter 'model'.",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.drafting.ngram_file import Level, units
+from specllama.drafting.ngram_file import Level, save, units
 
 WAYS = 4
 """How many tokens a context keeps."""
@@ -45,6 +46,34 @@ class _Grams:
     last: Ints
     seen: Ints
     count: Ints
+
+
+def build(
+    path: Path,
+    documents: Sequence[NDArray[np.uint32]],
+    *,
+    fingerprint: str,
+    model: str,
+    n_vocab: int,
+    order: int = 4,
+    min_count: int = MIN_COUNT,
+    on_share: OnShare = lambda share: None,
+) -> None:
+    """Train a model and write its file; the arguments are those of `train` and of `Facts`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    levels = train(documents, n_vocab, order=order, min_count=min_count, on_share=on_share)
+    fields = {
+        "fingerprint": fingerprint,
+        "model": model,
+        "order": order,
+        "n_vocab": n_vocab,
+        "n_tokens": sum(map(len, documents)),
+        "min_count": min_count,
+    }
+    save(path, levels, fields)
 
 
 def train(

@@ -7,8 +7,8 @@ of that, in the target's tokens, is the proposal. Whatever it is, the rules keep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 
 from specllama.drafting.follower import Follower, FollowingDrafter
 from specllama.drafting.protocol import Want
-from specllama.text.retokenizer import Retokenizer, whole_characters
+from specllama.errors import EngineError
+from specllama.sampling.chain import Sampler
+from specllama.sampling.params import SamplingParams
+from specllama.text.detokenizer import whole_characters
+from specllama.text.retokenizer import Retokenizer
 from specllama.text.vocabulary import Vocabulary
 from specllama.verification.types import Proposal
 
-_FAR = 16.0
+_GREEDY = Sampler(SamplingParams(temperature=0.0))
 
 
 class TranslatedDrafter(FollowingDrafter):
@@ -55,13 +59,16 @@ class TranslatedDrafter(FollowingDrafter):
 
     def _draw(self, chain: _Chain, row: NDArray[np.float32]) -> bool:
         """Take the likeliest token, if it is worth it; True while the chain goes on."""
-        token, confidence = _likeliest(row)
-        if not confidence or not chain.want.go_on(len(chain.drawn), confidence):
-            return False
-        if self._draft.is_control(token) or self._draft.is_eog(token):
-            return False
-        chain.drawn.append(token)
-        return chain.goes_on()
+        with suppress(EngineError):  # a draft that computes nonsense drafts nothing
+            token, confidence = _GREEDY.best(row, ())
+            if self._says(token) and chain.want.go_on(len(chain.drawn), confidence):
+                chain.drawn.append(token)
+                return chain.goes_on()
+        return False
+
+    def _says(self, token: int) -> bool:
+        """Whether a token of the draft is text."""
+        return not (self._draft.is_control(token) or self._draft.is_eog(token))
 
     def _proposal(self, chain: _Chain) -> Proposal:
         """What was drawn, in the target's tokens; apart where those before it would change."""
@@ -137,10 +144,7 @@ class _Translator:
         self._controls: dict[int, list[int]] = {}
         self.retokenizer = Retokenizer(draft)
         self.opening = [draft.bos] if draft.add_bos and draft.bos is not None else []
-
-    def piece(self, token: int) -> bytes:
-        """The text of a token, nothing for a control token."""
-        return self._target.piece(token)
+        self.piece = target.piece
 
     def control(self, token: int) -> list[int]:
         """The draft's control token of the same name, if it has one."""
@@ -211,13 +215,3 @@ class _Text:
         kept, tokens = self._translator.retokenizer.extend(self.ids, text, self._run)
         self.ids[kept:] = tokens
         return kept
-
-
-def _likeliest(row: NDArray[np.float32]) -> tuple[int, float]:
-    """The most probable token and its probability, 0.0 where the draft computed nonsense."""
-    token = int(row.argmax())
-    highest = float(row[token])
-    if not math.isfinite(highest):
-        return token, 0.0
-    near = row[row > highest - _FAR]
-    return token, 1.0 / float(np.exp(near - highest).sum())

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specllama.errors import ModelError, UsageError
-from specllama.text.detokenizer import adds_space_prefix
+from specllama.text.detokenizer import adds_space_prefix, is_inside_character
 from specllama.text.vocabulary import Vocabulary
 
 Role = Literal["system", "user", "assistant"]
@@ -277,7 +277,7 @@ def _same_text(
         if vocabulary.is_eog(token) or not raw.startswith(piece, place):
             break
         place += len(piece)
-        if not _is_inside_character(raw, place):
+        if not is_inside_character(raw, place):
             kept, end = count, place
     return kept, end
 
@@ -285,10 +285,6 @@ def _same_text(
 def _bytes_of(text: str) -> bytes:
     # Arguments and files may bring lone surrogates; what becomes of them is the tokenizer's matter.
     return text.encode("utf-8", "surrogatepass")
-
-
-def _is_inside_character(raw: bytes, place: int) -> bool:
-    return place < len(raw) and raw[place] & 0xC0 == 0x80
 
 
 def _merge_system(messages: Sequence[Message]) -> list[Message]:

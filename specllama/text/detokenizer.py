@@ -84,3 +84,15 @@ def adds_space_prefix(vocabulary: Vocabulary) -> bool:
     """Whether the tokenizer puts a space before a text, as SentencePiece's does by default."""
     ids = vocabulary.tokenize("a", special=False, add_bos=False)
     return bool(ids) and vocabulary.piece(ids[0]).startswith(SPACE)
+
+
+def is_inside_character(raw: bytes, place: int) -> bool:
+    """Whether the byte at a place of UTF-8 belongs to a character that began before it."""
+    return place < len(raw) and raw[place] & 0xC0 == 0x80
+
+
+def whole_characters(raw: bytes) -> int:
+    """Length of a text without the character that it breaks off in, if it does."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(raw[-4:])
+    return len(raw) - len(decoder.getstate()[0])

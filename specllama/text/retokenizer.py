@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 
+from specllama.text.detokenizer import adds_space_prefix, is_inside_character
 from specllama.text.vocabulary import Vocabulary
 
 _LOOK_BACK = 16
@@ -20,8 +23,7 @@ class Retokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._ends: dict[int, bool] = {}
-        adds_space = self._text(self._tokens(b"a")) == b" a"
-        self._mark = _MARK if adds_space else b""
+        self._mark = _MARK if adds_space_prefix(vocabulary) else b""
         self._n_mark = len(self._tokens(self._mark))
 
     def extend(self, ids: Sequence[int], text: bytes, start: int = 0) -> tuple[int, list[int]]:
@@ -39,7 +41,7 @@ class Retokenizer:
         first = self._cut(ids, start)
         tail = list(ids[first:])
         tokens = self.inside(self._text(tail) + text) if tail else self._tokens(text)
-        n_same = n_common(tail, tokens)
+        n_same = len([*takewhile(bool, map(eq, tail, tokens))])
         return first + n_same, tokens[n_same:]
 
     def inside(self, text: bytes) -> list[int]:
@@ -54,7 +56,7 @@ class Retokenizer:
             start = next(ended, start)
         for place in range(max(start, window.start), len(ids)):
             piece = self._vocabulary.piece(ids[place])
-            if piece and not is_inside(piece[0]):
+            if piece and not is_inside_character(piece, 0):
                 return place
         return start
 
@@ -73,24 +75,3 @@ class Retokenizer:
     def _tokens(self, text: bytes) -> list[int]:
         told = text.decode("utf-8", "replace")
         return self._vocabulary.tokenize(told, special=False, add_bos=False)
-
-
-def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens two texts have in common."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
-def whole_characters(text: bytes) -> int:
-    """Length of a text without the character that it breaks off in, if it does."""
-    for back in range(1, min(4, len(text)) + 1):
-        byte = text[-back]
-        if not is_inside(byte):
-            length = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
-            return len(text) - back if length > back else len(text)
-    return len(text)
-
-
-def is_inside(byte: int) -> bool:
-    """Whether a byte of UTF-8 belongs to a character that began before it."""
-    return byte & 0xC0 == 0x80

@@ -51,7 +51,8 @@ def _resolve_pair(
         raise PairMismatch("Draft cannot serve this target: token 5 differs.")
     if draft == OFF:
         return ResolvedPair(_model(target or "builtin"))
-    return ResolvedPair(_model(target or "builtin"), _model(draft or "builtin-draft"))
+    report: Any = SimpleNamespace(compatible=draft != "bad")
+    return ResolvedPair(_model(target or "builtin"), _model(draft or "builtin-draft"), report)
 
 
 def _model(name: str) -> ResolvedModel:
@@ -124,6 +125,7 @@ def test_the_decoders_warnings_are_printed(
         (["-md", "none", "--drafter", "model"], "The drafter 'model' has nothing to draft from."),
         (["-md", "none", "--drafter", "suffix+tree"], "The drafter 'tree' has nothing"),
         (["--drafter", "ngram"], "The drafter 'ngram' has nothing to draft from."),
+        (["-md", "bad", "--translate", "--drafter", "tree"], "needs a draft with the target's"),
     ],
 )
 def test_a_drafter_with_nothing_to_draft_from_is_refused_before_models_are_loaded(

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.text.detokenizer import StreamingDetokenizer, adds_space_prefix
+from specllama.text.detokenizer import (
+    StreamingDetokenizer,
+    adds_space_prefix,
+    is_inside_character,
+    whole_characters,
+)
 from specllama.text.vocabulary import Vocabulary
 from tests.text.fakes import FakeVocabulary
 
@@ -113,3 +118,20 @@ def test_pieces_longer_than_32_bytes_are_whole(smollm2: Vocabulary, token: int, 
 @pytest.mark.model
 def test_smollm2_adds_no_space(smollm2: Vocabulary) -> None:
     assert not adds_space_prefix(smollm2)
+
+
+@given(text=st.text(max_size=6), cut=st.integers(0, 3))
+def test_whole_characters(text: str, cut: int) -> None:
+    raw = text.encode()
+    broken = raw[: max(0, len(raw) - cut)]
+    assert broken[: whole_characters(broken)].decode() == broken.decode("utf-8", "ignore")
+
+
+@pytest.mark.parametrize("raw", [b"a\xff", b"\x80\x80\x80\x80\x80", b""])
+def test_what_is_no_utf_8_is_left_as_it_is(raw: bytes) -> None:
+    assert whole_characters(raw) == len(raw)
+
+
+def test_the_insides_of_characters() -> None:
+    raw = "aä🦙".encode()
+    assert [is_inside_character(raw, n) for n in range(8)] == [0, 0, 1, 0, 1, 1, 1, 0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.llama.model import Model
-from specllama.text.retokenizer import Retokenizer, n_common, whole_characters
+from specllama.text.retokenizer import Retokenizer
 from specllama.text.vocabulary import Vocabulary
 from tests.llama.tiny import write_llama
 from tests.text.fakes import FakeVocabulary
@@ -105,21 +105,3 @@ def test_bytes_that_are_no_text_are_told_as_such() -> None:
     kept, tokens = Retokenizer(vocabulary).extend([], b"he\xff")
     assert kept == 0
     assert b"".join(map(vocabulary.piece, tokens)).decode() == "he\ufffd"
-
-
-@given(text=st.text(max_size=6), cut=st.integers(0, 3))
-def test_whole_characters(text: str, cut: int) -> None:
-    raw = text.encode()
-    broken = raw[: max(0, len(raw) - cut)]
-    assert broken[: whole_characters(broken)].decode() == broken.decode("utf-8", "ignore")
-
-
-@pytest.mark.parametrize("raw", [b"a\xff", b"\x80\x80\x80\x80\x80", b""])
-def test_what_is_no_utf_8_is_left_as_it_is(raw: bytes) -> None:
-    assert whole_characters(raw) in (len(raw), len(raw) - 1)
-
-
-def test_n_common() -> None:
-    assert n_common([1, 2, 3], [1, 2, 4]) == 2
-    assert n_common([1, 2], [1, 2, 4]) == n_common([1, 2, 4], [1, 2]) == 2
-    assert n_common([], [1]) == 0
