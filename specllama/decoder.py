@@ -357,7 +357,7 @@ class SpeculativeDecoder:
     ) -> Reply:
         params = params or self._defaults
         self._checked(tuple(params.sampling.logit_bias))
-        self._drafters.require(params.drafters(), self.options)
+        self._drafters.require(params, self.options)
         self._engine.check(ids)
         predicted = self.vocabulary.tokenize(params.predict, special=False, add_bos=False)
         load_s, self._load_s_to_report = self._load_s_to_report, 0.0

@@ -22,7 +22,7 @@ from specllama.drafting.tree import TreeDrafter
 from specllama.errors import SpecllamaError
 from specllama.hub.fingerprint import fingerprint_of
 from specllama.loading import DraftModel, TargetModel
-from specllama.options import ModelOptions
+from specllama.options import GenerationParams, ModelOptions
 
 
 class Drafters:
@@ -107,13 +107,14 @@ class Drafters:
             StagedTreeDrafter(follower, self._n_slots, guessers),
         ]
 
-    def require(self, names: Sequence[str], options: ModelOptions) -> None:
+    def require(self, params: GenerationParams, options: ModelOptions) -> None:
         """Raise UsageError for a drafter that was asked for and given nothing to draft from."""
         check_given(
-            names,
+            params.drafters(),
             options,
             has_draft=self._draft is not None or not self._strict_draft,
             is_foreign=self._draft is not None and self._draft.is_foreign,
+            has_text=params.has_text,
         )
 
     def predict(self, key: int, text: Sequence[int]) -> None:

@@ -264,6 +264,11 @@ class GenerationParams:
             return ()
         return AUTO_DRAFTERS if self.drafter == "auto" else tuple(self.drafter.split("+"))
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the reply is said to resemble a text: a predicted one, or its prompt."""
+        return bool(self.predict) or self.copy_input
+
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:

@@ -451,6 +451,10 @@ class TestMemory:
         assert copied.text == plain.text
         assert copied.spec.drafted > 0
 
+    def test_a_text_that_nobody_gave_is_asked_for(self, decoder: SpeculativeDecoder) -> None:
+        with pytest.raises(UsageError, match="'text' has nothing to draft from"):
+            decoder.generate(STORY, params(drafter="text"))
+
     def test_a_store_drafts_what_was_answered(
         self, target_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -213,7 +213,7 @@ class Chat:
         if not self.session.drafting:
             return "drafting off"
         params = self.session.params
-        idle = set() if params.predict or params.copy_input else {"text"}
+        idle = set() if params.has_text else {"text"}
         names = [
             f"model ({self.decoder.draft_name})" if name == "model" else name
             for name in params.drafters()

@@ -13,11 +13,17 @@ _REMEDIES = {
     **dict.fromkeys(WITH_DRAFT_MODEL, "Name a draft model (-md MODEL), or take another drafter."),
     "ngram": "Give its file with --ngram FILE (specllama ngram build makes one).",
     "store": "Turn the store on with --store.",
+    "text": "Say what the reply will resemble: --predict-file FILE, or --copy-input.",
 }
 
 
 def check_given(
-    names: Sequence[str], options: ModelOptions, *, has_draft: bool, is_foreign: bool = False
+    names: Sequence[str],
+    options: ModelOptions,
+    *,
+    has_draft: bool,
+    is_foreign: bool = False,
+    has_text: bool = True,
 ) -> None:
     """Refuse a drafter that was asked for and given nothing to draft from.
 
@@ -28,6 +34,8 @@ def check_given(
         names: `GenerationParams.drafters()`; of `AUTO_DRAFTERS` none is asked for by name.
         has_draft: whether there is a draft model.
         is_foreign: its vocabulary is not the target's.
+        has_text: whether the reply is said to resemble a text; only who asks for nothing but the
+            drafter "text" needs one.
 
     Raises:
         UsageError: says which, and what it needs.
@@ -38,6 +46,7 @@ def check_given(
         **dict.fromkeys(WITH_DRAFT_MODEL, has_draft),
         "ngram": options.ngram is not None,
         "store": options.store,
+        "text": has_text or len(names) > 1,
     }
     for name in names:
         if is_foreign and name in WITH_DRAFT_MODEL and name != "model":

@@ -130,6 +130,8 @@ def _drafting(request: Settings, defaults: GenerationParams) -> dict[str, Any]:
         drafters = defaults.drafters()
         if drafters and "text" not in drafters:
             drafting["drafter"] = "+".join(("text", *drafters))
+    elif defaults.drafters() == ("text",) and not defaults.has_text:
+        drafting["drafter"] = "none"
     return drafting
 
 

@@ -13,7 +13,7 @@ from specllama.options import AUTO_DRAFTERS, DRAFTER_NAMES, ModelOptions
 def test_what_needs_something_is_refused_without_it(name: str) -> None:
     everything = ModelOptions(ngram="x.ngram", store=True)
     check_given([name], everything, has_draft=True)
-    if name in ("suffix", "text", "recycle"):
+    if name in ("suffix", "text", "recycle"):  # of the text only a reply knows, see below
         return check_given([name], ModelOptions(), has_draft=False)
     with pytest.raises(UsageError, match=f"The drafter '{name}' has nothing to draft from"):
         check_given(["suffix", name], ModelOptions(), has_draft=False)
@@ -28,6 +28,14 @@ def test_only_chains_come_from_a_draft_with_another_vocabulary() -> None:
     for name in ("tree", "staged", "staged-tree"):
         with pytest.raises(UsageError, match=f"'{name}' needs a draft with the target's vocab"):
             check_given(["suffix", name], ModelOptions(), has_draft=True, is_foreign=True)
+
+
+def test_a_text_is_needed_by_who_asks_for_nothing_else() -> None:
+    none = ModelOptions()
+    check_given(["text"], none, has_draft=False, has_text=True)
+    check_given(["text", "suffix"], none, has_draft=False, has_text=False)
+    with pytest.raises(UsageError, match=r"'text' has nothing to draft from.*--predict-file"):
+        check_given(["text"], none, has_draft=False, has_text=False)
 
 
 @pytest.mark.parametrize("names", [AUTO_DRAFTERS, ()])

@@ -118,6 +118,13 @@ class TestChat:
         client.chat(prediction={"type": "content", "content": "x"})
         assert client.pool.params[-1].drafter == joined
 
+    def test_a_server_of_predictions_alone_says_the_rest_plainly(self, serve: Serve) -> None:
+        client = serve(params=GenerationParams(drafter="text"))
+        client.chat()
+        assert client.pool.params[-1].drafter == "none"
+        client.chat(prediction={"type": "content", "content": "x"})
+        assert client.pool.params[-1].drafter == "text"
+
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
