@@ -229,6 +229,10 @@ class FollowingDrafter(Drafter):
         """Keep what the cache has of a prompt."""
         self._follower.begin(key, ids)
 
+    def unread(self, key: int, ids: Sequence[int]) -> int:
+        """How many of the ids the draft's cache lacks; some that it has may prove wrong."""
+        return max(0, len(ids) - self._follower.cache.length(key))
+
     def read(self, key: int, ids: Sequence[int]) -> None:
         """Read so much of a prompt, all but the last token."""
         self._follower.read_prompt(key, ids)

@@ -103,6 +103,10 @@ class Drafter(ABC):
         """
         return math.inf
 
+    def unread(self, key: int, ids: Sequence[int]) -> int:
+        """How many of the ids a draft model has to read before it can propose."""
+        return 0
+
     def ready(self, key: int, ids: Sequence[int]) -> int:
         """How many tokens the next proposal would begin with that were drafted ahead."""
         return 0

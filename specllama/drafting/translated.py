@@ -99,6 +99,14 @@ class TranslatedDrafter(FollowingDrafter):
         if text.ids:
             self._follower.begin(key, text.ids)
 
+    def unread(self, key: int, ids: Sequence[int]) -> int:
+        """How many of its own tokens the draft's cache lacks; about as many as ids if unknown."""
+        text = self._texts.get(key)
+        if text is None:
+            return len(ids)
+        held = self._follower.cache.length(key)
+        return max(0, len(text.ids) - held) + max(0, len(ids) - text.n_read)
+
     def read(self, key: int, ids: Sequence[int]) -> None:
         """Read about so much of a prompt, all but the last token, where less of it is held."""
         text = self._follow(key, ids)

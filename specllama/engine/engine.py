@@ -288,8 +288,7 @@ class Engine:
             return 0
         end = min(len(live.ids) - 1, held + budget)
         started = time.perf_counter()
-        for drafter in live.drafters:
-            drafter.read(live.key, live.ids[: end + 1])
+        self._read_along(live, end)
         self.cache.fill(live.key, live.ids[:end], self._max_batch)
         seconds = time.perf_counter() - started
         if end > held:
@@ -297,6 +296,20 @@ class Engine:
         self.read_s += seconds
         live.was_read(end, seconds)
         return end - held
+
+    def _read_along(self, live: Sequence, end: int) -> None:
+        """Let the drafters read the first ids of a prompt; the first with a model does it for all.
+
+        Args:
+            end: the target is about to have read so many.
+        """
+        ids = live.ids[: end + 1]
+        for drafter in live.drafters:
+            n_unread = drafter.unread(live.key, ids)
+            started = time.perf_counter()
+            drafter.read(live.key, ids)
+            n_read = n_unread - drafter.unread(live.key, ids)
+            self.scheduler.costs.observe_catching_up(n_read, time.perf_counter() - started)
 
     def _elders(self, live: Sequence) -> list[int]:
         """This sequence and those that came before it."""

@@ -132,9 +132,11 @@ class _Goal:
         which = self._kind(best)
         self._rate = max(rate, plain := scheduler.plain_rate())
         self.live.account.promised = 1.0 - plain / self._rate
+        account, unread = self.live.account, best.unread(self.live.key, self.live.ids)
         if scheduler.is_worth(rate, self._tokens_ahead()):
-            return best if scheduler.pays(which, best.name, self.live.account) else None
-        self._probing = scheduler.probe_due(which)
+            return best if scheduler.pays(which, best.name, account, unread) else None
+        bears = scheduler.affordable(account, best.name, 1, 1, unread) > 0
+        self._probing = scheduler.probe_due(which, may=bears)
         return best if self._probing else None
 
     def _tokens_ahead(self) -> int:
@@ -181,7 +183,8 @@ class _Goal:
         depth, nodes = limits.depth, limits.nodes
         if live.request.adaptive:
             name = "" if drafter.free else drafter.name
-            nodes = self._scheduler.affordable(live.account, name, nodes, depth)
+            unread = drafter.unread(live.key, live.ids)
+            nodes = self._scheduler.affordable(live.account, name, nodes, depth, unread)
             depth = min(depth, nodes)
         if depth < 1:
             return None
@@ -245,6 +248,7 @@ def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None
             asked.append((goal, policy, want))
     if not asked:
         return
+    unread = max(drafter.unread(want.key, want.ids) for _, _, want in asked)
     started = time.perf_counter()
     proposals = drafter.propose([want for _, _, want in asked])
     seconds = time.perf_counter() - started
@@ -254,8 +258,8 @@ def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None
         ready = min(policy.ready for _, policy, _ in asked)
         scheduler.ahead.observe_ready(drafter.name, min(ready, looks), looks)
         looks = max(0, looks - ready)
-        draft_s = scheduler.drafting_s(drafter.name, looks, len(asked))
-        scheduler.observe_draft(drafter.name, looks, seconds, len(asked))
+        draft_s = scheduler.drafting_s(drafter.name, looks, len(asked), unread)
+        scheduler.observe_draft(drafter.name, looks, seconds, len(asked), unread)
     for (goal, policy, _), proposal in zip(asked, proposals, strict=True):
         goal.consider(drafter, policy, proposal, draft_s)
 

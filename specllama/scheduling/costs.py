@@ -28,6 +28,8 @@ _NEWS = 0.03
 _RENEWAL = 32
 CHANGING = 2
 """So many decodes of another size cost more: one finds no graph, one captures it."""
+FEW_UNREAD = 8
+"""A draft model reads so many tokens behind the last look in the time of that look."""
 _CONFIRMED = 2
 _LEAST_STEADY = 0.5
 _TRUSTED = 3
@@ -87,6 +89,7 @@ class Costs:
         self._looks: dict[tuple[str, int], Seconds] = {}
         self._paces: deque[float] = deque(maxlen=_PACES)
         self._reading = Typical()
+        self._catching_up = Typical()
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
         self._measured_at: dict[int, int] = {}
         self._believed_for = _BELIEVED
@@ -209,6 +212,11 @@ class Costs:
         self._reading.observe(seconds / n_tokens)
         self.behind_prompt = True
 
+    def observe_catching_up(self, n_tokens: int, seconds: float) -> None:
+        """A draft model read so many tokens without drafting; few say nothing of many."""
+        if n_tokens >= FEW_UNREAD:
+            self._catching_up.observe(seconds / n_tokens)
+
     def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int = 1) -> None:
         """Drafting that looked at so many positions (of each of `n_lives` sequences in step)."""
         if n_looks > 0:
@@ -243,6 +251,15 @@ class Costs:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""
         each = self._reading.value if self._reading.count else self._kept.prefill
         return least if not each else max(least, int(seconds / each))
+
+    def catching_up_s(self, n_tokens: int, guess_s: float = 0.0) -> float:
+        """Seconds of a draft model to read what it was not asked about: a look pays for a few.
+
+        Args:
+            guess_s: of each, where that was never measured.
+        """
+        each = self._catching_up.value if self._catching_up.count else guess_s
+        return max(0, n_tokens - FEW_UNREAD) * each
 
     @property
     def pace(self) -> float:

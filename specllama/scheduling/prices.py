@@ -183,9 +183,16 @@ class RoundPrices:
             self._draft_s[key] = self.costs.draft_s(name, n_looks, self.n_live)
         return self._draft_s[key]
 
-    def drafting_s(self, name: str, n_looks: int, n_lives: int) -> float | None:
-        """What such drafting is expected to take, None where it was never measured."""
-        return self.costs.draft_s(name, n_looks, n_lives) or (None if n_looks else 0.0)
+    def drafting_s(self, name: str, n_looks: int, n_lives: int, n_unread: int = 0) -> float | None:
+        """What such drafting is expected to take, None where it was never measured.
+
+        Args:
+            n_unread: what the drafter has to read before.
+        """
+        known = self.costs.draft_s(name, n_looks, n_lives)
+        if n_looks and not known:
+            return None
+        return known + self.costs.catching_up_s(n_unread)
 
     @property
     def plain_s(self) -> float:

@@ -19,7 +19,7 @@ from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.account import USUAL_TOKENS, Account
 from specllama.scheduling.ahead import Ahead
-from specllama.scheduling.costs import CHANGING, Costs
+from specllama.scheduling.costs import CHANGING, FEW_UNREAD, Costs
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
 from specllama.scheduling.prices import RoundPrices
@@ -48,6 +48,7 @@ _WITHIN = 4
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _NEARLY = 0.97
 _MATERIAL = 0.1
+_UNREAD_SHARE = 0.01
 
 
 _Question = tuple[str, str, int, int]
@@ -212,14 +213,19 @@ class Scheduler(RoundPrices):
         """Seconds of this round for a sequence that drafts nothing in it."""
         return self.batch_s(1) if self._paying else self.plain_s
 
-    def affordable(self, account: Account, name: str, nodes: int, depth: int) -> int:
+    def affordable(
+        self, account: Account, name: str, nodes: int, depth: int, n_unread: int = 0
+    ) -> int:
         """The most tokens a sequence may draft if all of them should be refused.
 
         Args:
             name: of a drafter that costs, "" for a free one.
             nodes: the most tokens, `depth` of them in a row.
+            n_unread: what the drafter has to read before.
         """
         slack = account.slack_s * self.n_live + self.plain_s
+        if n_unread:
+            slack -= self.costs.catching_up_s(n_unread, _UNREAD_SHARE * self.plain_s)
 
         def dear(n: int) -> bool:
             draft_s = self._dear_draft_s(name, min(n, depth)) if name else 0.0
@@ -353,18 +359,21 @@ class Scheduler(RoundPrices):
         self._plans[which, self.n_live] = (age + 1, shape)
         return shape
 
-    def probe_due(self, which: str) -> bool:
+    def probe_due(self, which: str, *, may: bool = True) -> bool:
         """Whether a drafter that does not pay gets another try; what is known is doubted then.
 
         Where changing the size of decodes costs, that is at the beginning of a reply.
+
+        Args:
+            may: the budget bears it; the try is due all the same, and taken when it does.
         """
-        may = not self._age or not self.costs.switch_s
+        may = may and (not self._age or not self.costs.switch_s)
         if not self._patience.setdefault(which, _Patience()).is_over(1 + self._rested, may):
             return False
         self._of_kind(which).doubt()
         return True
 
-    def pays(self, which: str, name: str, account: Account) -> bool:
+    def pays(self, which: str, name: str, account: Account, n_unread: int = 0) -> bool:
         """A drafter pays: keep its size, unless the budget does not bear a first token.
 
         It is tried soon when it stops to pay.
@@ -372,7 +381,7 @@ class Scheduler(RoundPrices):
         self._patience.pop(which, None)
         before = self._here.kept
         self._keep(self._drafting_size)
-        if self.affordable(account, name, 1, 1):
+        if self.affordable(account, name, 1, 1, n_unread):
             self._paying = True
             return True
         self._keep(before)
@@ -395,17 +404,27 @@ class Scheduler(RoundPrices):
             self._expected_s = self._expected_s + expected if costs.known(n_tokens) else None
         costs.observe_target(n_tokens, seconds, n_lives)
 
-    def observe_draft(self, name: str, n_looks: int, seconds: float, n_lives: int) -> None:
+    def observe_draft(
+        self, name: str, n_looks: int, seconds: float, n_lives: int, n_unread: int = 0
+    ) -> None:
         """What a drafter took to look at so many positions of each sequence.
 
         Behind a prompt its model changes the size of its decodes, too, which says little of later
-        ones: such a time counts only where it is shorter than what is known.
+        ones, and so does the time of a model that had much to read: they count only where they are
+        shorter than what is known.
+
+        Args:
+            n_unread: what it had to read before, the most of any sequence.
         """
         self._drafting_s += seconds
         self._drafts[name] += n_looks > 0
         known = self.costs.draft_s(name, n_looks, n_lives)
-        if self._is_settled(name) or not known or seconds < known:
+        lags = n_unread > FEW_UNREAD
+        usual = not lags and (self._is_settled(name) or not known)
+        if usual or seconds < known:
             self.costs.observe_draft(name, n_looks, seconds, n_lives)
+        elif lags:
+            self.costs.observe_catching_up(n_unread - FEW_UNREAD, seconds - known)
 
     def _is_settled(self, name: str) -> bool:
         """Whether a drafter has drafted often enough behind the prompt to take its usual time."""
@@ -485,8 +504,8 @@ class Scheduler(RoundPrices):
         """
         if not self._expected_s or any(share.bet.draft_s is None for share in shares):
             return
-        if not math.isfinite(seconds):
-            return
+        if not 0.0 < seconds < _ASLEEP * sum(share.n_emitted for share in shares) * self.plain_s:
+            return  # the clock was set, or the machine slept
         drafting = max(share.bet.draft_s or 0.0 for share in shares)
         usual_s = self._expected_s + drafting + self.asking_s
         predicted_s = usual_s * self._drag

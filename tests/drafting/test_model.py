@@ -528,3 +528,24 @@ def test_proposals_are_those_of_a_drafter_that_never_goes_ahead(data: st.DataObj
             token = best_of(row, ())[0] if greedy else said(texts[key], 1)[0]
             texts[key].append(token if draw(st.integers(0, 3)) else draw(st.integers(0, 14)))
         clean(one, one.backend)  # type: ignore[arg-type]
+
+
+def test_what_is_unread_is_what_the_cache_lacks() -> None:
+    drafter, fake = drafter_over()
+    ids = [1, 2, 3, 4, 5]
+    assert drafter.unread(0, ids) == 5
+    drafter.read(0, ids[:4])
+    assert drafter.unread(0, ids) == 2, "all but the last of what it was shown"
+    (proposal,) = drafter.propose([want(ids, limit=2)])
+    assert len(proposal) == 2 and fake.length(0) == 6
+    assert drafter.unread(0, [*ids, *proposal.tokens]) == 1
+    assert drafter.unread(0, [*ids, *range(1, 10)]) == 8
+
+
+def test_reading_a_prompt_tells_what_catching_up_costs() -> None:
+    """Of a drafter with a model only, and where the prompt is more than a few tokens."""
+    for length, is_known in ((40, True), (4, False)):
+        drafter, _ = drafter_over(n_ctx=64)
+        engine = Engine(FakeModel(WORDS, n_ctx=64), [drafter])
+        run(engine, request([1] * length, drafters=("model",), max_tokens=2))
+        assert (engine.scheduler.costs.catching_up_s(100) > 0.0) == is_known

@@ -239,3 +239,16 @@ def test_no_more_than_was_asked_for() -> None:
     for limit in (1, 2, 3):
         (proposal,) = drafter.propose([want(wanted.ids, limit=limit)])
         assert 1 <= len(proposal) <= limit
+
+
+def test_what_is_unread_is_counted_in_the_drafts_own_tokens() -> None:
+    """Also where a text has fewer of these than of the target's."""
+    ids = prompt(" the", *[" tr", "ee"] * 9)
+    backend = FakeModel(noise, n_vocab=DRAFT.size, n_ctx=400)
+    drafter = TranslatedDrafter(Follower(backend), TARGET, DRAFT)
+    assert drafter.unread(0, ids) == len(ids)
+    drafter.prepare(0, ids)
+    drafter.propose([want(ids, limit=1)])
+    assert backend.length(0) < len(ids)
+    assert drafter.unread(0, ids) <= 1
+    assert 1 <= drafter.unread(0, [*ids, *prompt(" a", " fox")]) <= 3

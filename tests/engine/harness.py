@@ -86,8 +86,10 @@ class Script(Drafter):
     name: str = "script"
     free: bool = False
     seconds: float = 0.0
+    reads: Callable[[int], None] | None = None
     limits: list[int] = field(default_factory=list)
     _seen: dict[int, list[int]] = field(default_factory=dict)
+    _n_read: dict[int, int] = field(default_factory=dict)
 
     def propose(self, wants: Sequence[Want]) -> list[Proposal]:
         return [self._propose(want) for want in wants]
@@ -98,6 +100,7 @@ class Script(Drafter):
         assert list(want.ids[: len(seen)]) == seen, "ids changed without a rewind"
         self._seen[want.key] = list(want.ids)
         self.limits.append(want.limit)
+        self._read_to(want.key, len(want.ids))
         proposal = self.says(want)
         assert max(proposal.depths(), default=0) <= want.limit, "a script says too much"
         assert len(proposal) <= want.nodes, "a script says too much"
@@ -106,8 +109,20 @@ class Script(Drafter):
     def prepare(self, key: int, ids: Sequence[int]) -> None:
         pass
 
+    def read(self, key: int, ids: Sequence[int]) -> None:
+        self._read_to(key, len(ids) - 1)
+
+    def unread(self, key: int, ids: Sequence[int]) -> int:
+        return len(ids) - self._n_read.get(key, 0) if self.reads is not None else 0
+
+    def _read_to(self, key: int, length: int) -> None:
+        if self.reads is not None:
+            self.reads(max(0, length - self._n_read.get(key, 0)))
+            self._n_read[key] = max(length, self._n_read.get(key, 0))
+
     def rewind(self, key: int, length: int) -> None:
         self._seen[key] = self._seen.get(key, [])[:length]
+        self._n_read[key] = min(length, self._n_read.get(key, 0))
 
     def close(self) -> None:
         pass

@@ -41,7 +41,9 @@ class Machine:
     Attributes:
         cost: seconds of a target decode of n tokens.
         draft_s: seconds of one drafted token.
+        read_s: seconds of each token that the draft has to read first.
         good: round (from 0) -> how many of its drafted tokens are right.
+        prompt: its tokens.
         confidence: what the draft says about each of its tokens.
         calibrated: the costs were measured before, as by `specllama calibrate`.
         drafted: per round of the last reply, how many tokens were drafted.
@@ -50,8 +52,10 @@ class Machine:
 
     cost: Callable[[int], float]
     draft_s: float = 0.0
+    read_s: float = 0.0
     good: Callable[[int], int] = lambda number: 0
     confidence: Callable[[int], float] = lambda depth: 0.8
+    prompt: int = 1
     names: tuple[str, ...] = ("model",)
     free: tuple[str, ...] = ()
     calibrated: bool = False
@@ -74,7 +78,13 @@ class Machine:
         target._visible = lambda ids, place: (0,) * (place + 1)  # type: ignore[method-assign]
         target.length = lambda seq: len(target.cells)  # type: ignore[method-assign]
         drafters: list[Any] = [
-            Script(self._says(name), name=name, free=name in self.free) for name in self.names
+            Script(
+                self._says(name),
+                name=name,
+                free=name in self.free,
+                reads=self._reads if self.read_s and name not in self.free else None,
+            )
+            for name in self.names
         ]
         self.engine = Engine(target, drafters)
         if self.calibrated:
@@ -89,6 +99,9 @@ class Machine:
             if self.draft_s
             else {},
         )
+
+    def _reads(self, n_tokens: int) -> None:
+        self.clock.advance(self.read_s * n_tokens)
 
     def _says(self, name: str) -> Callable[[Want], Proposal]:
         def says(want: Want) -> Proposal:
@@ -107,7 +120,7 @@ class Machine:
     def reply(self, n_tokens: int, draft_max: int = 16) -> float:
         """Generate; the seconds it took from the first round on."""
         asked = request(
-            [1],
+            [1] * self.prompt,
             max_tokens=n_tokens,
             adaptive=True,
             draft_max=draft_max,

@@ -1118,6 +1118,29 @@ class TestReplies:
             known.observe_draft("new", 1, 0.005, 1)
         assert known.costs.draft_s("new", 1) == 0.005
 
+    def test_looks_of_a_draft_that_lagged_are_not_learned(self) -> None:
+        known = scheduler(0.01, 0.02, 0)
+        known.begin(1)
+        known.observe_batch(1, known.plain_s)
+        known.begin(1)
+        known.observe_draft("new", 1, 0.030, 1, 40)
+        assert known.costs.draft_s("new", 1) == 0.0, "not even where nothing else is known"
+        known.observe_draft("new", 1, 0.001, 1, 2)
+        assert known.costs.draft_s("new", 1) == 0.001
+        for _ in range(9):
+            known.observe_draft("new", 1, 0.017, 1, 40)
+        assert known.costs.draft_s("new", 1) == 0.001
+        assert known.costs.catching_up_s(40) == pytest.approx(0.016)
+        assert known.drafting_s("new", 1, 1, 40) == pytest.approx(0.017)
+
+    def test_a_try_that_the_budget_does_not_bear_stays_due(self) -> None:
+        known = scheduler(0.01, 0.02, 0)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+        assert not any(known.probe_due("model, greedy", may=False) for _ in range(40))
+        assert known.probe_due("model, greedy")
+        assert not known.probe_due("model, greedy")
+
     @pytest.mark.parametrize("changing_costs", [True, False])
     def test_tries_wait_for_a_reply_where_changing_costs(self, changing_costs: bool) -> None:
         known = graphs() if changing_costs else scheduler(0.01, 0.02, 0)
@@ -1327,6 +1350,20 @@ class TestAccount:
         for _ in range(120):
             known.settle(0.005, 0.0, [share(account, 0, 1)])
         assert known.affordable(account, "", 8, 8) == 8
+
+    def test_what_the_draft_has_to_read_first_counts(self) -> None:
+        """A few tokens are part of a look; the others cost what reading the prompt told."""
+        known = Scheduler()
+        known.recall(CostTable(same={n: 0.0035 + 0.0015 * n for n in range(1, 9)}))
+        known.costs.observe_draft("model", 1, 0.0005)
+        account = Account(known, 22)
+        assert known.affordable(account, "model", 8, 8, 8) == 4
+        assert known.affordable(account, "model", 8, 8, 48) == 3, "a hundredth of a token each"
+        for n_tokens in (7, 100):
+            known.costs.observe_catching_up(n_tokens, 0.0001 * n_tokens if n_tokens > 8 else 9.0)
+        assert known.affordable(account, "model", 8, 8, 48) == 2
+        assert not known.pays("model, greedy", "model", account, 400)
+        assert known.pays("model, greedy", "model", account, 8)
 
     def test_nothing_is_risked_before_a_plain_decode(self) -> None:
         assert not Account(Scheduler()).may_draft

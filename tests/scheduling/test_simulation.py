@@ -201,6 +201,7 @@ goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)
     slope=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     jump=st.sampled_from([0.0, 0.3]),
     draft_share=st.sampled_from([0.0, 0.05, 0.2]),
+    read_share=st.sampled_from([0.0, 0.01, 0.05]),
     free=st.booleans(),
     confidence=st.sampled_from([0.05, 0.5, 0.99]),
     one=st.sampled_from([0.002, 0.02, 0.2]),
@@ -212,6 +213,7 @@ def test_the_budget_is_never_exceeded(
     slope: float,
     jump: float,
     draft_share: float,
+    read_share: float,
     free: bool,
     confidence: float,
     one: float,
@@ -220,8 +222,8 @@ def test_the_budget_is_never_exceeded(
     """At no time of a request, whatever the drafts do, however sure they are of it.
 
     Against plain decoding, that is `BUDGET_SHARE` of its time plus `BUDGET_S`. It holds with a
-    table and without one where a batch costs no more than its tokens one by one, and a drafted
-    token no more than a quarter of one.
+    table and without one where a batch costs no more than its tokens one by one, no more than the
+    line between the sizes beside it, and a drafted token no more than a quarter of one.
     """
 
     def cost(n_tokens: int) -> float:
@@ -231,17 +233,62 @@ def test_the_budget_is_never_exceeded(
     machine = Machine(
         cost,
         draft_s=0.0 if free else draft_share * one,
+        read_s=read_share * one,
+        prompt=24,
         good=lambda number: goods[number // repeat % len(goods)],
         confidence=lambda depth: confidence,
         free=("model",) if free else (),
         calibrated=calibrated,
     )
     machine.reply(150, draft_max=8)
+    elapsed, plain = -machine.engine.read_s, 0.0
+    for seconds, emitted in machine.times:
+        elapsed += seconds
+        plain += emitted * one
+        assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + 1e-3
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    goods=goods,
+    cliff=st.integers(2, 12),
+    high=st.sampled_from([0.5, 0.95]),
+    draft_share=st.sampled_from([0.0, 0.05, 0.2]),
+    one=st.sampled_from([0.002, 0.02, 0.2]),
+)
+def test_cliffs_that_were_measured_are_no_surprise(
+    goods: list[int], cliff: int, high: float, draft_share: float, one: float
+) -> None:
+    """Decodes that suddenly cost nearly as much as their tokens: the budget holds with a table."""
+    machine = Machine(
+        lambda n_tokens: one if n_tokens < cliff else high * n_tokens * one,
+        draft_s=draft_share * one,
+        good=lambda number: goods[number % len(goods)],
+        confidence=lambda depth: 0.99,
+        calibrated=True,
+    )
+    machine.reply(150, draft_max=16)
     elapsed = plain = 0.0
     for seconds, emitted in machine.times:
         elapsed += seconds
         plain += emitted * one
         assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + 1e-3
+
+
+@pytest.mark.parametrize("share", [0.002, 0.01])
+def test_a_draft_that_gets_better_is_used_again_although_it_has_to_catch_up(share: float) -> None:
+    machine = Machine(
+        lambda n_tokens: 0.01 * (1 + 0.15 * (n_tokens - 1)),
+        draft_s=0.0007,
+        read_s=share * 0.01,
+        prompt=24,
+        good=lambda number: 0 if number < 200 else 99,
+        confidence=lambda depth: 0.9,
+        calibrated=True,
+    )
+    machine.reply(1500)
+    assert any(n >= 4 for n in machine.drafted[200:400])
+    assert machine.engine.scheduler.costs.draft_s("model", 1) < 0.0012
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
