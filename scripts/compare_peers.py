@@ -5,25 +5,31 @@
     .venv/bin/python scripts/compare_peers.py --part laws        may run on a busy machine
     .venv/bin/python scripts/compare_peers.py --part report
 
-llama.cpp's own programs are compiled first, once (--programs DIR takes ready ones). Every reply is
-a line of RUNS; what is there already is not done again, so that a run may be broken off (Ctrl-C, or
---seconds) and go on later. It leaves with 3 while something is still to be done. Arms that cannot
-run or fail are told in the report; the others go on.
+llama.cpp's own programs are compiled first, once, where they are asked for (--programs DIR takes
+ready ones). Every reply is a line of RUNS; what is there already is not done again, so that a run
+may be broken off (Ctrl-C, or --seconds) and go on later. It leaves with 3 while something is still
+to be done. Replies to other prompts, of other models or of another commit do not count. Arms that
+cannot run or fail are told in the report; the others go on.
 """
 
 import argparse
+import hashlib
+import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from arguments import from_1
 from measuring import put_between
 from peers import native, report
 from peers.arms import Arms, Open, first_python
@@ -43,7 +49,7 @@ from setup import SetupError
 from specllama.bench import facts
 from specllama.bench.laws import beginning, paths, texts
 from specllama.bench.prompts import Prompt, builtin, read
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.hub.resolve import resolve
 from specllama.llama.context import Context, default_threads
 from specllama.llama.model import Model
@@ -57,6 +63,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 RUNS = ROOT / "build" / "peers.jsonl"
+CODE = ("specllama", "scripts/compare_peers.py", "scripts/peers")
+"""What a change of makes earlier replies another version's."""
 
 MORE_TO_DO = 3
 WARM_UP = "Tell me three facts about the moon."
@@ -229,42 +237,86 @@ def _setting(args: argparse.Namespace, *, timed: bool) -> dict[str, Any]:
     names = {"target": files.target, "draft": files.draft}
     models = {role: facts.model_file(path.name, path)["sha256"] for role, path in names.items()
               if path is not None}  # fmt: skip
-    how = {"tokens": args.tokens, "threads": args.threads, "cpu": cpu_name()} if timed else {}
     return {
         **models,
-        **how,
+        **(_timed(args) if timed else {"prompts": LAW_PROMPT, "sampling": LAW.to_dict()}),
         "n_ctx": files.n_ctx,
+        "flash attention": files.flash_attn,
         "specllama": package_version("specllama"),
         "llama-cpp-python": package_version("llama-cpp-python"),
+        "commit": commit(),
     }
+
+
+def _timed(args: argparse.Namespace) -> dict[str, Any]:
+    """A temperature and a repetition are told apart by a reply's key."""
+    prompts = json.dumps([asdict(prompt) for prompt in _prompts(args)]).encode()
+    sampling = {k: v for k, v in Sampling(0.0).to_dict().items() if k != "temperature"}
+    return {
+        "tokens": args.tokens,
+        "threads": args.threads,
+        "cpu": cpu_name(),
+        "prompts": _digest(prompts),
+        "sampling": sampling,
+    }
+
+
+@cache
+def commit() -> str:
+    """The checkout's commit, with a digest of what was changed since; "" where there is none."""
+    head = _git("rev-parse", "--short=12", "HEAD").decode().strip()
+    changes = _git("diff", "HEAD", "--", *CODE)
+    return f"{head}+{_digest(changes)}" if head and changes else head
+
+
+def _git(*arguments: str) -> bytes:
+    """What git says of the checkout, b"" where there is no git or no checkout."""
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
+    try:
+        return subprocess.run(command, check=True, capture_output=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return b""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
+
+    def add(*names: str, help: str, **settings: Any) -> None:
+        shown = settings.get("default") is not None
+        help += " (default: %(default)s)" if shown else ""
+        parser.add_argument(*names, help=help, **settings)
+
     add("--target", default="smollm2-135m", help="as for specllama")
     add("--draft", default="smollm2-135m-draft", help="as for specllama; none for none")
-    add("--prompts", type=Path, help="own prompts, as for specllama bench")
-    add("--per-kind", type=int, default=1, help="prompts of each kind")
-    add("-n", "--tokens", type=int, default=64, help="the most tokens of a reply")
-    add("--temps", type=_numbers, default=[0.0, 0.8], help="temperatures, separated by commas")
-    add("-r", "--repetitions", type=int, default=2)
-    add("-t", "--threads", type=int, default=default_threads(), help="of every arm")
-    add("--arms", default="", help="only arms whose name has one of these words (commas)")
+    add("--prompts", type=Path, help="own prompts, as for specllama bench (default: its own)")
+    add("--per-kind", type=from_1, default=1, help="prompts of each kind")
+    add("-n", "--tokens", type=from_1, default=64, help="the most tokens of a reply")
+    add("--temps", type=_numbers, default="0,0.8", help="temperatures, separated by commas")
+    add("-r", "--repetitions", type=from_1, default=2, help="replies of each arm to each prompt")
+    add("-t", "--threads", type=from_1, default=default_threads(), help="of every arm")
+    add("--flash-attn", choices=("auto", "on", "off"), default="auto",
+        help="of every arm but transformers'; auto is what each does by itself, and some of"
+        " llama.cpp's once more the other way")  # fmt: skip
+    add("--arms", help="only arms whose name has one of these words (commas; default: all)")
     add("--law-samples", type=int, default=200, help="replies of each arm for the test of its law")
-    add("--part", choices=("all", "build", "speed", "laws", "report"), default="all")
-    add("--programs", type=Path, help="folder with llama.cpp's programs; else they are compiled")
-    add(
-        "--torch-python",
-        type=Path,
-        help="with torch, transformers, gguf, accelerate",
-    )
-    add("--seconds", type=float, default=math.inf, help="stop after so long; the next run goes on")
+    add("--part", choices=("all", "build", "speed", "laws", "report"), default="all",
+        help="what to do")  # fmt: skip
+    add("--programs", type=Path,
+        help="folder with llama.cpp's programs (default: they are compiled)")  # fmt: skip
+    add("--torch-python", type=Path, help="an interpreter with torch, transformers, gguf and"
+        " accelerate (default: this one, or .work/torchenv's)")  # fmt: skip
+    add("--seconds", type=float, help="stop after so long; the next run goes on (default: never)")
     add("--runs", type=Path, default=RUNS, help="JSON lines of what is done")
     add("--dry-run", action="store_true", help="print the table, write no page")
     args = parser.parse_args()
+    args.seconds = math.inf if args.seconds is None else args.seconds
     draft = None if args.draft == "none" else resolve(args.draft, "draft").path
-    args.files = Files(resolve(args.target, "target").path, draft, args.threads)
+    target = resolve(args.target, "target").path
+    args.files = Files(target, draft, args.threads, flash_attn=args.flash_attn)
     return args
 
 
@@ -273,29 +325,47 @@ def _numbers(text: str) -> list[float]:
 
 
 def _peers(args: argparse.Namespace, notes: list[str]) -> list[Peer]:
-    programs = args.programs
-    if programs is None:
+    """The arms that are asked for.
+
+    Raises:
+        UsageError: there are none of these names.
+    """
+
+    def programs() -> Path | None:
         try:
-            programs = native.build()
+            return args.programs or native.build()
         except SetupError as error:
             notes.append(f"llama.cpp's programs are left out: {error}")
-    candidates = [Path(sys.executable), ROOT / ".work" / "torchenv" / "bin" / "python"]
-    torch = first_python([args.torch_python] if args.torch_python else candidates)
-    arms = Arms(args.files, programs, torch, Path(sys.executable))
-    words = [word.strip() for word in args.arms.split(",") if word.strip()]
-    peers = [p for p in arms.all() if not words or any(word in p.name for word in words)]
-    notes += arms.notes
-    return peers
+            return None
+
+    def torch() -> Path | None:
+        own = [Path(sys.executable), ROOT / ".work" / "torchenv" / "bin" / "python"]
+        found = first_python([args.torch_python] if args.torch_python else own)
+        if found is None:
+            notes.append(
+                "transformers is left out: no interpreter with torch, transformers, gguf and "
+                "accelerate (--torch-python names one)."
+            )
+        return found
+
+    words = [word.strip() for word in (args.arms or "").split(",") if word.strip()]
+    arms = Arms(args.files, words, programs, torch, Path(sys.executable))
+    if not arms.names():
+        everything = replace(arms, words=()).names()
+        raise UsageError(f"No arm has {args.arms} in its name.", f"There are: {everything}.")
+    return arms.all()
 
 
 def main() -> int:
     """Build, measure and report; the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # close the servers then, too
     args = _arguments()
-    speed = Runs(args.runs, _setting(args, timed=True))
-    laws = Runs(args.runs, _setting(args, timed=False))
     notes: list[str] = []
     asked = questions(args.files.target, args)
+    speed = Runs(args.runs, _setting(args, timed=True))
+    laws = Runs(args.runs, _setting(args, timed=False))
+    for sentence in filter(None, (speed.others("speed"), laws.others("law"))):
+        print(sentence, file=sys.stderr)
     peers = [] if args.part == "report" else _peers(args, notes)
     if args.part == "build":
         print("\n".join(notes))
@@ -322,7 +392,10 @@ def _report(args: argparse.Namespace, speed: Runs, laws: Runs, notes: list[str])
         "models": f"{args.files.target.name} and {args.files.draft and args.files.draft.name}",
         "at most": f"{args.tokens} tokens a reply",
         "threads": args.threads,
+        "flash attention": args.files.flash_attn,
     }
+    if version := commit():
+        told["commit"] = version
     lines = report.markdown(speed, laws, law, told, notes)
     print("\n".join(lines))
     if not args.dry_run:

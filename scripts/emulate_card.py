@@ -17,9 +17,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+from arguments import from_1
 from measuring import facts, print_facts, print_json
 from numpy.typing import NDArray
 
@@ -29,6 +30,7 @@ from specllama import GenerationParams, ModelOptions, SamplingParams, Speculativ
 from specllama.bench import prompts
 from specllama.engine.engine import Engine
 from specllama.llama.context import Context
+from specllama.options import VerifyName
 from specllama.text.chat import Message
 
 QUEUEING_MS = 0.1
@@ -239,18 +241,23 @@ def _row(arm: str, seconds: dict[str, list[float]], outside: list[float]) -> dic
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--as", dest="named", choices=[n for n in MS if n != "draft"], default="8b")
-    parser.add_argument("--temp", type=float, default=0.8)
-    parser.add_argument("--verify", default="rejection")
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=96, help="per reply")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", action="store_true", help="also what rounds took, by length")
-    parser.add_argument(
-        "--host", type=float, default=0.35,
+
+    def add(*names: str, help: str, **settings: Any) -> None:
+        help += " (default: %(default)s)" if "default" in settings else ""
+        parser.add_argument(*names, help=help, **settings)
+
+    add("--as", dest="named", choices=[n for n in MS if n != "draft"], default="8b",
+        help="cost of the target's decodes")  # fmt: skip
+    add("--temp", type=float, default=0.8, help="temperature")
+    add("--verify", choices=get_args(VerifyName), default="rejection", help="rule of acceptance")
+    add("--prompts", type=from_1, default=12,
+        help="how many of the built-in prompts each arm is asked, of all kinds")  # fmt: skip
+    add("--tokens", type=from_1, default=96, help="the most of a reply")
+    add("--threads", type=from_1, default=2, help="of this machine")
+    add("--rounds", action="store_true", help="also what rounds took, by length")
+    add("--host", type=float, default=0.35,
         help="what Python takes there, of what it takes here behind a CPU's decodes (an H200:"
-        " about .35)",
-    )  # fmt: skip
+        " about .35)")  # fmt: skip
     return parser.parse_args()
 
 

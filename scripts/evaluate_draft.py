@@ -23,6 +23,8 @@ import numpy as np
 from arguments import from_1
 from distil.tokens import Tokenizer
 
+from specllama.errors import SpecllamaError
+
 CHAINS = (1, 2, 3, 4)
 PROMPTS = Path(__file__).with_name("heldout_prompts.jsonl")
 
@@ -39,7 +41,7 @@ class Model:
         params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise ValueError(f"cannot load {path}")
+            raise ValueError(f"llama.cpp cannot load {path}. Give a whole GGUF model.")
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = options.n_batch = context
         options.n_threads = options.n_threads_batch = threads
@@ -47,7 +49,9 @@ class Model:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab = llama_cpp.llama_vocab_n_tokens(vocab)
         if not self._context:
-            raise ValueError(f"no memory for a context of {context} tokens of {path}")
+            raise ValueError(
+                f"No memory for a context of {context} tokens of {path}. Lower --context."
+            )
         self._batch = llama_cpp.llama_batch_init(context, 0, 1)
         self._length = context
         self._past = 0
@@ -60,7 +64,9 @@ class Model:
     def decode(self, tokens: list[int]) -> np.ndarray:
         """Append tokens; logits after each of them, [n, vocab] (a copy)."""
         if self._past + len(tokens) > self._length:  # the batch has no room either
-            raise ValueError(f"a prompt and its answer take more than --context {self._length}")
+            raise ValueError(
+                f"A prompt and its answer take more than --context {self._length}. Raise it."
+            )
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -199,16 +205,18 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
             entry = json.loads(line)
             prompts.append({"kind": str(entry["kind"]), "prompt": str(entry["prompt"])})
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{file}, line {number} is no JSON with kind and prompt") from error
+            raise ValueError(
+                f"{file}, line {number} is no JSON with kind and prompt. Mend the line."
+            ) from error
     if not prompts:
-        raise ValueError(f"{file} has no prompts")
+        raise ValueError(f"{file} has no prompts. Write one a line, with kind and prompt.")
     return prompts
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("target", type=Path)
-    parser.add_argument("drafts", type=Path, nargs="+")
+    parser.add_argument("target", type=Path, help="the GGUF that the drafts are for")
+    parser.add_argument("drafts", type=Path, nargs="+", help="their GGUFs")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines: kind, prompt")
     parser.add_argument("--tokens", type=from_1, default=128, help="tokens an answer at most")
     parser.add_argument("--threads", type=from_1, default=2)
@@ -227,17 +235,19 @@ def main() -> None:
     llama_cpp.llama_log_set(_silent, None)
     llama_cpp.llama_backend_init()
     tokenizer = Tokenizer(args.target)
-    head, to_answer, _ = tokenizer.frame(None)
     ends = set(tokenizer.end_tokens())
     prompts = read_prompts(args.prompts)
     target = Model(args.target, args.context, args.threads)
     drafts = {path.name: Model(path, args.context, args.threads) for path in args.drafts}
     for name, draft in drafts.items():
         if draft.vocab != target.vocab:
-            raise ValueError(f"{name} has {draft.vocab} tokens, the target {target.vocab}")
+            raise ValueError(
+                f"{name} has {draft.vocab} tokens, the target {target.vocab}. "
+                "Give a draft of the target's vocabulary."
+            )
     texts = defaultdict(list)
     for number, entry in enumerate(prompts):
-        ids = [*head, *tokenizer.encode(entry["prompt"]), *to_answer]
+        ids = tokenizer.chat(entry["prompt"])
         for law in args.laws:
             answer = write_answer(target, entry["kind"], ids, law, args.tokens, ends, number)
             texts[law].append(answer)
@@ -258,5 +268,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SpecllamaError) as error:
         sys.exit(f"{error}")

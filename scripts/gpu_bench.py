@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import from_1
 from compare_peers import Asked, Question, questions
 from numpy.typing import NDArray
 from peers.arms import BASELINE, OURS, Open
@@ -113,7 +114,6 @@ class Bench:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.args.out.mkdir(parents=True, exist_ok=True)
         self.runs = Runs(self.args.out / "runs.jsonl", {"source": self.args.source.name})
 
     @property
@@ -127,7 +127,7 @@ class Bench:
 
     def target(self, size: str) -> Path:
         """The widened model's file."""
-        return self.args.work / f"widened-{size}.gguf"
+        return widened(self.args.work, size)
 
     def files(self, size: str) -> Files:
         """What all arms of a size load."""
@@ -150,6 +150,11 @@ class Bench:
         parts = json.dumps(self.parts | {"notes": self.notes}, indent=1)
         (self.args.out / "parts.json").write_text(parts, encoding="utf-8")
         (self.args.out / "report.md").write_text("\n".join(report(self)), encoding="utf-8")
+
+
+def widened(work: Path, size: str) -> Path:
+    """Where a widened model is put."""
+    return work / f"widened-{size}.gguf"
 
 
 def widening(bench: Bench, size: str) -> subprocess.Popen[bytes]:
@@ -525,32 +530,54 @@ def _card() -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--source", type=Path, default=None, help="a small llama GGUF")
-    parser.add_argument("--draft", default="smollm2-135m-draft")
-    parser.add_argument("--programs", type=Path, required=True, help="llama.cpp's programs")
-    parser.add_argument("--work", type=Path, required=True, help="where widened models are put")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=480.0)
-    parser.add_argument("--sizes", type=lambda text: text.split(","), default=["8b", "70b"],
-                        help="names, or widen_gguf's size flags")  # fmt: skip
-    parser.add_argument("--temps", type=lambda text: [float(t) for t in text.split(",")],
-                        default=[0.0, 0.8])  # fmt: skip
-    parser.add_argument("--arms", type=lambda text: text.split(";"), default=[],
-                        help="these alone (A;B;C), and nothing else but costs")  # fmt: skip
-    parser.add_argument("--per-kind", type=int, default=1, help="prompts of each kind")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--simple", type=int, default=4, help="replies of the one-shot program")
-    parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--ctx", type=int, default=2048)
+    add = parser.add_argument
+    add("--source", type=Path, help="a small llama GGUF (default: the built-in target)")
+    add("--draft", default="smollm2-135m-draft", help="as for specllama (default: %(default)s)")
+    add("--programs", type=Path, required=True, help="llama.cpp's programs")
+    add("--work", type=Path, required=True, help="where widened models are put")
+    add("--out", type=Path, required=True, help="where replies and report are put")
+    add("--seconds", type=float, default=480.0, help="for everything (default: %(default)s)")
+    add("--sizes", type=lambda text: text.split(","), default="8b,70b",
+        help="names, or widen_gguf's size flags (default: %(default)s)")  # fmt: skip
+    add("--temps", type=lambda text: [float(t) for t in text.split(",")], default="0,0.8",
+        help="temperatures, separated by commas (default: %(default)s)")  # fmt: skip
+    add("--arms", type=lambda text: text.split(";"), default=[],
+        help="these alone (A;B;C), and nothing else but costs")  # fmt: skip
+    add("--per-kind", type=from_1, default=1, help="prompts of each kind (default: %(default)s)")
+    add("--tokens", type=from_1, default=128, help="the most of a reply (default: %(default)s)")
+    add("--simple", type=int, default=4,
+        help="replies of the one-shot program (default: %(default)s)")  # fmt: skip
+    add("--threads", type=from_1, default=4, help="of every arm (default: %(default)s)")
+    add("--ctx", type=from_1, default=2048, help="tokens of context (default: %(default)s)")
     args = parser.parse_args()
     args.source = args.source or resolve("smollm2-135m", "target").path
     args.draft = resolve(args.draft, "draft").path
     return args
 
 
+def prepare(args: argparse.Namespace) -> None:
+    """Make the folders.
+
+    Raises:
+        SystemExit: they cannot be made, or a widened model would replace a given one.
+    """
+    for folder in (args.work, args.out):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(
+                f"Cannot make the folder {folder}: {error.strerror}. Name another one."
+            ) from error
+    for out in (widened(args.work, size) for size in args.sizes):
+        given = [path for path in (args.source, args.draft) if path.exists()]
+        if out.exists() and any(map(out.samefile, given)):
+            raise SystemExit(f"{out} would be replaced, which was given. Name another --work.")
+
+
 def main() -> None:
     """Measure and report."""
     args = _arguments()
+    prepare(args)
     plan = Namespace(prompts=None, per_kind=args.per_kind, temps=args.temps, repetitions=1)
     bench = Bench(args, questions(args.source, plan))
     files = bench.files(args.sizes[0])
@@ -565,4 +592,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SpecllamaError as error:
+        sys.exit(f"{error}")

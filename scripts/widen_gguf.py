@@ -33,6 +33,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.errors import SpecllamaError
+from specllama.hub.gguf import read
+from specllama.whole_file import whole_file
+
 Bytes = NDArray[np.uint8]
 
 BLOCK = 32
@@ -116,14 +120,18 @@ NORMS = ("attn_norm", "ffn_norm")
 
 
 class Source:
-    """The small model."""
+    """The small model.
+
+    Raises:
+        SystemExit: it cannot be read, or cannot be widened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.reader = gguf.GGUFReader(path)
+        self.reader = _read(path)
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         if self.get("general.architecture") != "llama":
-            raise SystemExit(f"{path.name} is not of the llama architecture.")
+            raise SystemExit(f"{path.name} is not of the llama architecture. Give one that is.")
         self.shape = Shape(
             layers=self.get("llama.block_count"),
             width=self.get("llama.embedding_length"),
@@ -139,7 +147,7 @@ class Source:
         """A metadata value that must be there."""
         field = self.reader.get_field(key)
         if field is None:
-            raise SystemExit(f"{self.path.name} does not say its {key}.")
+            raise SystemExit(f"{self.path.name} does not say its {key}. Give another model.")
         return field.contents()
 
     def _check(self) -> None:
@@ -147,7 +155,9 @@ class Source:
         for name, tensor in self.tensors.items():
             part = name.removesuffix(".weight").rpartition(".")[2]
             if part not in known and name not in (TABLE, HEAD, LAST_NORM):
-                raise SystemExit(f"Cannot widen {name}: what it does is not known here.")
+                raise SystemExit(
+                    f"Cannot widen {name}: what it does is not known here. Give a plain llama."
+                )
             if len(tensor.shape) > 1 and gguf.GGML_QUANT_SIZES[tensor.tensor_type][0] != BLOCK:
                 raise SystemExit(f"{name} is {tensor.tensor_type.name}; use Q4_0, Q4_1 or Q8_0.")
 
@@ -156,6 +166,17 @@ class Source:
         tensor = self.tensors[name]
         data: Bytes = tensor.data
         return data.reshape(int(tensor.shape[1]), -1, block_bytes(tensor.tensor_type))
+
+
+def _read(path: Path) -> gguf.GGUFReader:
+    """The file's reader; the header is checked first, whose errors are sentences."""
+    try:
+        read(path)
+        return gguf.GGUFReader(path)
+    except OSError as error:
+        raise SystemExit(f"Cannot read {path}: {error.strerror}. Give a model's file.") from error
+    except SpecllamaError as error:
+        raise SystemExit(f"{error}") from error
 
 
 def block_bytes(kind: gguf.GGMLQuantizationType) -> int:
@@ -285,8 +306,26 @@ def check(source: Source, shape: Shape) -> None:
 
 
 def widen(source: Source, shape: Shape, out: Path, threads: int = THREADS) -> None:
-    """Write the widened model."""
+    """Write the widened model; `out` is as before until the whole of it is there.
+
+    Raises:
+        SystemExit: the shape cannot be, or `out` is the source or cannot be written.
+    """
     check(source, shape)
+    if out.exists() and out.samefile(source.path):
+        raise SystemExit(f"{out} is the source itself. Name another file for the widened model.")
+    if out.is_dir():
+        raise SystemExit(f"{out} is a folder. Name a file in it.")
+    try:
+        with whole_file(out) as part:
+            _write(source, shape, part, threads)
+    except OSError as error:
+        raise SystemExit(
+            f"Cannot write {out}: {error.strerror}. Name a file that can be written."
+        ) from error
+
+
+def _write(source: Source, shape: Shape, out: Path, threads: int) -> None:
     small, large = norms(source, shape), list(matrices(source, shape))
     sizes = [4 * len(weights) for weights in small.values()]
     sizes += [_n_bytes(source, matrix) for matrix in large]

@@ -20,7 +20,7 @@ from specllama.options import GenerationParams, ModelOptions
 from specllama.results import Generation
 from specllama.sampling.params import SamplingParams
 from specllama.scheduling.scheduler import Scheduler
-from specllama.scheduling.table import CostTable, Seconds
+from specllama.scheduling.table import MOST_EXACT, CostTable, Seconds
 from specllama.scheduling.typical import Typical
 
 FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
@@ -31,13 +31,13 @@ _PASSES = 5
 _REPEATS = 3
 _SWEEP_S = 7.0
 _DEPTH = 128
+_READING_S = 1.5
 _LOOKS = 8
 _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
 _QUICK_S = 0.5
 _FIRST_LOOKS = 4
-_EXACT_MOST = 16
 _TOKENS = 32
 _CLEARLY = 0.95
 _FLAGS = {"plain": "-t", "batched": "-tb"}
@@ -50,7 +50,7 @@ Progress = tuple[float, str]
 
 @dataclass(slots=True)
 class Threads:
-    """Seconds by number of threads: of one token, and of a batch of `_THREAD_BATCH`."""
+    """Seconds by number of threads: of one token, and of a batch of several."""
 
     plain: Seconds = field(default_factory=dict)
     batched: Seconds = field(default_factory=dict)
@@ -101,22 +101,21 @@ class Calibration:
         self._other: dict[int, Typical] = defaultdict(Typical)
         self._second: dict[int, Typical] = defaultdict(Typical)
         self._looks: dict[int, Typical] = defaultdict(Typical)
-        self._prefill: float | None = None
+        self._reading = Typical()
         self._exact: int | None = None
+        self._known = _known(scheduler, costs)
         self.threads = Threads()
         self.trouble = ""
 
     def run(self) -> Iterator[Progress]:
         """Measure; may be broken off between or within steps (`finish` takes what there is)."""
-        yield 0.0, "reading a prompt"
-        self._clear()
-        self._read_prompt()
-        yield from _part(0.02, 0.40, "batches", self._sweep())
+        yield from _part(0.0, 0.05, "reading a prompt", self._read_prompt())
+        yield from _part(0.05, 0.40, "batches", self._sweep())
         yield from _part(0.40, 0.50, "threads", self._try_threads())
         yield from _part(0.50, 0.60, "drafting", self._draft_in_loop())
         yield 0.60, "bit-exact range"
         self._find_exact_range()
-        self._keep(self.table())
+        self._keep()
         yield from _part(0.70, 1.0, "acceptance", self._real_rounds())
         yield 1.0, "done"
 
@@ -129,7 +128,7 @@ class Calibration:
             other=_values(self._other),
             second=_values(self._second),
             draft={"model": looks} if looks else {},
-            prefill=self._prefill,
+            prefill=self._reading.value or None,
             threads=self.threads.best(),
             exact_batch=self._exact,
         )
@@ -137,33 +136,43 @@ class Calibration:
     def finish(self) -> CostTable:
         """Free the caches and keep what was measured; see `trouble`.
 
-        What it was broken off before stays as an earlier session left it.
+        What was not measured, or what it was broken off before, stays as it was known.
         """
         self._clear()
         self._forget()
-        table = self.table()
-        if not table.same:
-            return table
-        known = self._costs.table or CostTable()
-        table = replace(
-            table,
-            draft=table.draft or known.draft,
-            threads=table.threads or known.threads,
-            exact_batch=known.exact_batch if table.exact_batch is None else table.exact_batch,
-            acceptance=self._scheduler.table().acceptance,
-        )
-        self._keep(table)
-        return self._costs.table or table
+        if not self.table().same:
+            return self.table()
+        self._keep()
+        return self._costs.table or self.table()
 
-    def _keep(self, table: CostTable) -> None:
+    def _keep(self) -> None:
         """A disk that cannot be written must not take what was measured."""
         try:
-            self._costs.replace(table)
+            self._costs.replace(self._with_known())
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             self.trouble = f"The table is not kept: {where}{error.strerror}."
         else:
             self.trouble = ""
+
+    def _with_known(self) -> CostTable:
+        """What was measured, and at today's pace what was known of larger sizes and of drafters."""
+        table, known = self.table(), self._known
+        pace = _pace(known.same, table.same)
+        drafts = {
+            name: _extended(table.draft.get(name, {}), {n: s * pace for n, s in costs.items()})
+            for name, costs in known.draft.items()
+        }
+        return replace(
+            table,
+            same=_extended(table.same, known.same),
+            other=_extended(table.other, known.other),
+            second=_extended(table.second, known.second),
+            draft=table.draft | drafts,
+            threads=known.threads | table.threads,
+            exact_batch=known.exact_batch if table.exact_batch is None else table.exact_batch,
+            acceptance=self._scheduler.table().acceptance,
+        )
 
     def advice(self) -> list[str]:
         """Thread counts that were clearly faster than the current ones, a sentence each."""
@@ -173,10 +182,9 @@ class Calibration:
         for what, times in (("plain", self.threads.plain), ("batched", self.threads.batched)):
             best, now = self.threads.best().get(what), current[what]
             if best is not None and now in times and times[best] < _CLEARLY * times[now]:
-                share = 1 - times[best] / times[now]
-                lines.append(
-                    f"{_FLAGS[what]} {best} makes {what} decoding {share:.0%} faster than {now}."
-                )
+                flag, ratio = _FLAGS[what], times[now] / times[best]
+                said = f"{flag} {best} makes {what} decoding {ratio:.3g} times as fast as"
+                lines.append(f"{said} {flag} {now}.")
         return lines
 
     def _clear(self) -> None:
@@ -186,11 +194,18 @@ class Calibration:
             self._draft.follower.cache.forget(0)
             self._draft.context.drop(0)
 
-    def _read_prompt(self) -> None:
-        context = self._target.context
+    def _read_prompt(self) -> Iterator[float]:
+        """Seconds a token of a prompt, which both models then have behind them."""
+        started = time.perf_counter()
+        for number in range(_REPEATS):
+            # the first time may load weights; one that was not the first is enough where it is slow
+            if number > 1 and time.perf_counter() - started > _READING_S:
+                break
+            self._clear()
+            self._reading.observe(_read(self._target.context) / _DEPTH)
+            yield (number + 1) / _REPEATS
         if self._draft is not None:
-            _decode(self._draft.context, _DEPTH, 0, outputs=False)
-        self._prefill = _decode(context, _DEPTH, 0, outputs=False) / _DEPTH
+            _read(self._draft.context)
 
     def _sweep(self) -> Iterator[float]:
         """Seconds of target decodes of each size, after the same size and after another one."""
@@ -221,7 +236,7 @@ class Calibration:
     def _try_threads(self) -> Iterator[float]:
         """The configured counts again, and others; only where the CPU decodes."""
         context, options = self._target.context, self._options
-        counts = thread_counts()
+        counts, batch = thread_counts(), min(_THREAD_BATCH, context.n_batch)
         if len(counts) < 2 or self._target.model.offloaded:
             return
         usual = options.threads or default_threads()
@@ -231,7 +246,7 @@ class Calibration:
                 if self._is_stuck(_decode(context, 1, _DEPTH)):
                     continue
                 self.threads.plain[count] = _lower_median(context, 1)
-                self.threads.batched[count] = _lower_median(context, _THREAD_BATCH)
+                self.threads.batched[count] = _lower_median(context, batch)
                 yield (place + 1) / len(counts)
         finally:
             context.set_threads(usual, options.threads_batch or usual)
@@ -256,12 +271,13 @@ class Calibration:
     def _find_exact_range(self) -> None:
         """In the configuration of `--exact`, whatever the current one is."""
         self._clear()
-        if self._options.exact:
-            self._exact = exact_range(self._target.context, _EXACT_MOST)
+        n_batch = max(MOST_EXACT, self._options.n_batch)
+        if self._options.exact and n_batch == self._options.n_batch:
+            self._exact = exact_range(self._target.context, MOST_EXACT)
             return
-        context = exact_context(self._target.model, self._options)
+        context = exact_context(self._target.model, replace(self._options, n_batch=n_batch))
         try:
-            self._exact = exact_range(context, _EXACT_MOST)
+            self._exact = exact_range(context, MOST_EXACT)
         finally:
             context.close()
 
@@ -316,6 +332,26 @@ def _part(start: float, end: float, label: str, steps: Iterator[float]) -> Itera
         yield start + min(1.0, share) * (end - start), label
 
 
+def _known(scheduler: Scheduler, costs: KeptCosts) -> CostTable:
+    """What earlier sessions kept and this one learned."""
+    known = scheduler.table()
+    if costs.table is not None:  # the scheduler drops these where no graphs are replayed
+        known = replace(known, other=costs.table.other, second=costs.table.second)
+    return known
+
+
+def _pace(known: Seconds, measured: Seconds) -> float:
+    """How many times as long decodes take as was known; 1 where no size tells."""
+    ratios = sorted(measured[n] / known[n] for n in measured.keys() & known.keys())
+    return ratios[(len(ratios) - 1) // 2] if ratios else 1.0
+
+
+def _extended(measured: Seconds, known: Seconds) -> Seconds:
+    """Also the larger sizes that were known, at the pace of those measured."""
+    pace, most = _pace(known, measured), max(measured, default=0)
+    return measured | {n: seconds * pace for n, seconds in sorted(known.items()) if n > most}
+
+
 def _values(times: dict[int, Typical]) -> Seconds:
     return {n: typical.value for n, typical in sorted(times.items()) if typical.count}
 
@@ -345,6 +381,15 @@ def _decode(
     if outputs and not keep:
         _rewind(context, first)
     return seconds
+
+
+def _read(context: Context) -> float:
+    """Seconds of reading a prompt of `_DEPTH` tokens, which stays, into an empty sequence 0."""
+    step = min(_DEPTH, context.n_batch)
+    return sum(
+        _decode(context, min(step, _DEPTH - start), start, outputs=False)
+        for start in range(0, _DEPTH, step)
+    )
 
 
 def _rewind(context: Context, length: int) -> None:

@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_stops_nobody(small: Path, own_home: Pat
 def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:
     with SpeculativeDecoder(small, options=OPTIONS) as decoder:
         calibration = decoder.calibration()
-        list(islice(calibration.run(), 8))
+        list(islice(calibration.run(), 12))
         table = calibration.finish()
         assert table.how == "calibrated"
         assert 4 < len(table.same) < 10
@@ -96,16 +96,114 @@ def test_calibration_broken_off_keeps_what_was_measured(small: Path) -> None:
     assert kept(small)["how"] == "calibrated"
 
 
+SIZES = {n: 1.0 + 0.1 * n for n in (1, 2, 3, 4, 8, 24, 64)}
+KNOWN = CostTable(
+    "calibrated",
+    same=dict(SIZES),
+    other={n: 2 * seconds for n, seconds in SIZES.items()},
+    second={n: 3 * seconds for n, seconds in SIZES.items()},
+    draft={"model": {1: 0.5, 9: 4.5}, "staged": {1: 0.5, 3: 1.5}},
+    acceptance={"suffix, greedy": {"depths": [0.9]}, "model, greedy": {"depths": [0.125]}},
+    threads={"plain": 3},
+    exact_batch=11,
+)
+
+
 def test_calibration_broken_off_forgets_nothing_that_was_known(small: Path) -> None:
-    place = place_of(small, None, OPTIONS)
-    known = CostTable("calibrated", same={1: 9.0}, threads={"plain": 3}, exact_batch=11)
-    tables().save(place, known)
+    """What it did not come to is as many times as dear as what it measured is now."""
+    tables().save(place_of(small, None, OPTIONS), KNOWN)
     with SpeculativeDecoder(small, options=OPTIONS) as decoder:
         calibration = decoder.calibration()
-        list(islice(calibration.run(), 8))
+        run = calibration.run()
+        while len(calibration.table().same) < 3:
+            next(run)
+        measured = calibration.table()
         table = calibration.finish()
-    assert table.same[1] < 9.0
     assert (table.threads, table.exact_batch) == ({"plain": 3}, 11)
+    assert table.acceptance == KNOWN.acceptance
+    pace = sorted(measured.same[n] / SIZES[n] for n in (1, 2, 3))[1]
+    assert pace < 0.5
+    for name in ("same", "other", "second"):
+        now, before, known = (getattr(one, name) for one in (table, measured, KNOWN))
+        assert now.keys() == known.keys()
+        assert {n: now[n] for n in (1, 2, 3)} == before
+        assert now[64] / now[4] == pytest.approx(known[64] / known[4])
+    assert table.same[64] == pytest.approx(pace * SIZES[64])
+    assert table.draft["staged"] == pytest.approx({1: 0.5 * pace, 3: 1.5 * pace})
+
+
+def test_calibration_keeps_what_it_does_not_measure(small: Path, draft_file: Path) -> None:
+    tables().save(place_of(small, draft_file, OPTIONS), KNOWN)
+    with SpeculativeDecoder(small, draft_file, options=OPTIONS) as decoder:
+        calibration = decoder.calibration(["Say hello."])
+        list(calibration.run())
+        table = calibration.finish()
+    assert set(range(1, 10)) == table.draft["model"].keys()
+    assert table.draft["model"][9] < 0.5
+    assert table.draft["staged"][3] == pytest.approx(3 * table.draft["staged"][1])
+    assert table.draft["staged"][3] < 0.5
+    assert table.acceptance["suffix, greedy"] == {"depths": [0.9]}
+    assert table.acceptance["model, greedy"]["depths"][0] > 0.125, "every token is accepted here"
+    assert "model, sampled" in table.acceptance
+    assert 64 in table.same
+
+
+@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, exact=True)])
+@pytest.mark.parametrize("n_batch", [2, 16])
+def test_batches_may_be_smaller_than_what_is_tried(
+    small: Path, n_batch: int, options: ModelOptions
+) -> None:
+    with SpeculativeDecoder(small, options=replace(options, n_batch=n_batch)) as decoder:
+        calibration = decoder.calibration()
+        for _, what in calibration.run():
+            assert what != "batches" or decoder.engine.backend.length(0) == 128
+        table = calibration.finish()
+    assert max(table.same) == min(n_batch, 14)
+    assert table.prefill and table.exact_batch
+    with SpeculativeDecoder(small, options=options) as decoder:
+        calibration = decoder.calibration()
+        list(calibration.run())
+        assert calibration.finish().exact_batch == table.exact_batch
+
+
+def test_reading_a_prompt_is_a_lower_median(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time loads weights."""
+    times = iter([60.0, 1.28, 1.92])
+    monkeypatch.setattr(calibration, "_read", lambda context: next(times))
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        measuring = decoder.calibration()
+        list(islice(measuring.run(), 5))
+        assert measuring.table().prefill == pytest.approx(0.015)
+        assert next(times, None) is None
+
+
+def test_interrupted_before_it_knows_a_token_nothing_is_kept(
+    small: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    times = iter([0.1, 0.1])
+
+    def interrupted(*_: object, **__: object) -> float:
+        if (seconds := next(times, None)) is None:
+            raise KeyboardInterrupt
+        return seconds
+
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        measuring = decoder.calibration()
+        run = measuring.run()
+        while next(run)[1] != "batches":
+            pass
+        monkeypatch.setattr(calibration, "_decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+        assert measuring.finish().same == {}
+    assert not (own_home / "costs").exists()
+
+
+def test_advice_says_how_many_times_as_fast(small: Path) -> None:
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        measuring = decoder.calibration()
+        measuring.threads = Threads({1: 0.167, 2: 0.01}, {1: 0.06, 2: 0.1})
+        assert measuring.advice() == ["-t 2 makes plain decoding 16.7 times as fast as -t 1."]
 
 
 def test_calibration_that_cannot_be_kept_is_not_lost(small: Path, own_home: Path) -> None:

@@ -1,20 +1,38 @@
-"""scripts/distil: seeds that keep clear of the held-out prompts, and the trained 4-bit grid."""
+"""scripts/distil: seeds that keep clear of the held-out prompts, their tokens for targets of other
+kinds, the trained 4-bit grid, and what the steps refuse."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from distil.export import write_gguf
+from distil.shape import open_gguf, read_shape
 from gguf.quants import dequantize
 
+from specllama.errors import ModelError
+from tests.llama.tiny import write_gemma3, write_llama
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+ZEPHYR = """{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] +
+eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"""
+MISTRAL = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}
+{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}
+{%- else %}{{ raise_exception('Only user and assistant roles are supported!') }}
+{%- endif %}{% endfor %}"""
+BOS, EOS = 1, 2
+"""Of the SentencePiece vocabulary."""
 
 
 @pytest.fixture(scope="module", params=["prompts", "quantise"])
@@ -88,3 +106,212 @@ def test_other_weights_move_by_about_half_a_step_at_most(module: ModuleType) -> 
     step = (blocks.max(-1) - blocks.min(-1)) / 15
     assert (moved.max(-1) < 0.8 * step).all()
     assert moved.mean() < 0.3 * step.mean()
+
+
+def with_fields(source: Path, out: Path, **changes: str | None) -> Path:
+    """The same model with other texts in its metadata (dots are written as two underscores)."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(out, "llama")
+    texts = {name.replace("__", "."): text for name, text in changes.items()}
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture" or key in texts:
+            continue
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), field.types[0], sub_type=inner)
+    for key, text in texts.items():
+        if text is not None:
+            writer.add_string(key, text)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+@pytest.fixture(scope="module", params=["zephyr", "mistral"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, llama_cpp: None
+) -> Any:
+    """Of a SentencePiece target whose template writes special tokens by their variables."""
+    from distil.tokens import Tokenizer
+
+    folder = tmp_path_factory.mktemp("target")
+    template = {"zephyr": ZEPHYR, "mistral": MISTRAL}[request.param]
+    small = write_llama(folder / "small.gguf")
+    file = with_fields(small, folder / "target.gguf", tokenizer__chat_template=template)
+    return Tokenizer(file)
+
+
+@pytest.mark.parametrize("request_text", ["hello world", "world", "123\n", "  hello"])
+def test_parts_of_a_chat_are_the_chat(tokenizer: Any, request_text: str) -> None:
+    """No space between them, begin and end tokens where llama.cpp has them."""
+    frame = tokenizer.frame(None)
+    request = tokenizer.inside(frame.lead + request_text)
+    whole = tokenizer.chat(request_text)
+    assert [*frame.head, *request, *frame.to_answer] == whole
+    assert whole[0] == BOS
+    assert BOS not in whole[1:]
+
+
+def test_a_second_turn_begins_with_the_end_of_the_answer(tokenizer: Any) -> None:
+    frame = tokenizer.frame(None)
+    assert frame.to_user[0] == EOS
+    assert EOS in tokenizer.end_tokens()
+    assert tokenizer.plain("hello")[0] == BOS
+
+
+def test_a_system_message_is_somewhere_in_the_head(tokenizer: Any) -> None:
+    """Where the template refuses system messages, it opens the request."""
+    plain, system = tokenizer.frame(None), tokenizer.frame("hello world")
+    assert len(system.head) > len(plain.head)
+    assert (system.to_answer, system.to_user) == (plain.to_answer, plain.to_user)
+
+
+def test_seeds_of_a_sentencepiece_target(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distil import tokens
+
+    monkeypatch.setattr(tokens, "Tokenizer", lambda _: tokenizer)
+    tokens.write_tokens(Path(), tmp_path / "seeds.npz", 20, 0, [])
+    seeds = np.load(tmp_path / "seeds.npz")
+    starts = np.split(seeds["starts_ids"], seeds["starts_ends"][:-1])
+    assert seeds["bos"].tolist() == [BOS]
+    assert all(start[0] == BOS for start in starts)
+    assert BOS not in seeds["prompts_ids"]
+
+
+def test_a_target_without_a_template_is_refused(tmp_path: Path, llama_cpp: None) -> None:
+    from distil.tokens import Tokenizer
+
+    with pytest.raises(ModelError, match="has no chat template"):
+        Tokenizer(write_llama(tmp_path / "target.gguf"))
+
+
+def step(*arguments: object, torch: bool = False) -> subprocess.CompletedProcess[str]:
+    """A step in a process of its own, by default where torch cannot be imported."""
+    hidden = "" if torch else "import sys; sys.modules['torch'] = None; "
+    code = f"{hidden}import sys; sys.path.insert(0, {str(SCRIPTS)!r}); "
+    code += "import distil_draft; distil_draft.main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+
+
+def refusal(*arguments: object) -> str:
+    """The last line of what a step says when it leaves."""
+    done = step(*arguments)
+    assert done.returncode not in (0, -11)
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_help_and_seeds_need_no_torch(tmp_path: Path, llama_cpp: None) -> None:
+    assert "quantise" in step("--help").stdout
+    small = write_llama(tmp_path / "small.gguf")
+    target = with_fields(small, tmp_path / "target.gguf", tokenizer__chat_template=ZEPHYR)
+    done = step("seeds", target, tmp_path / "work", "--count", 20)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "work" / "seeds.npz").is_file()
+
+
+def test_seeds_refuse_what_train_would(tmp_path: Path) -> None:
+    other = write_gemma3(tmp_path / "gemma.gguf", 32)
+    said = refusal("seeds", other, tmp_path)
+    assert said.endswith("is 'gemma3'; only 'llama' can be distilled. Choose another target.")
+    assert not (tmp_path / "seeds.npz").exists()
+
+
+def test_tensors_that_are_not_computed_with_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "biased.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("blk.0.attn_q.bias", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        SystemExit, match=r"has blk\.0\.attn_q\.bias, which plain llama models lack"
+    ):
+        read_shape(file, open_gguf(file))
+
+
+def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    target, work, text = write_llama(tmp_path / "t.gguf"), tmp_path / "work", tmp_path / "x.gguf"
+    text.write_text("no model")
+    none = tmp_path / "none.gguf"
+    for arguments, said in (
+        (("seeds", none, work), "none.gguf is not there. Name the GGUF that the draft is for."),
+        (("seeds", text, work), "x.gguf is not a whole GGUF file. Give a model's file."),
+        (("seeds", target, work, "--topics", none), "Name a text file with --topics"),
+        (("seeds", target, work), "has no chat template. Choose a target with one."),
+        (("seeds", target, work, "--count", 0), "0 is not a whole number of at least 1"),
+        (("train", none, work), "none.gguf is not there. Name the GGUF that the draft is for."),
+        (("train", target, work), "seeds.npz is not there. Make it first: distil_draft.py seeds"),
+        (("train", target, work, "--start", none), "none.gguf is not there. Name an earlier draft"),
+        (("export", target, work), "student.pt is not there. Train first: distil_draft.py train"),
+        (("quantise", none, tmp_path / "o.gguf"), "none.gguf is not there. Name what `train`"),
+        (("quantise", text, tmp_path / "o.gguf"), "x.gguf is not a whole GGUF file"),
+        (("quantise", target, none / "o.gguf"), "none.gguf/o.gguf: No such file or directory"),
+        (("quantise", target, tmp_path / "o.gguf", "--head", "Q9"), "invalid choice: 'Q9'"),
+    ):
+        assert said in refusal(*arguments), arguments
+    assert not (tmp_path / "o.gguf").exists()
+
+
+def test_a_step_without_its_packages_names_them(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target.gguf")
+    (tmp_path / "seeds.npz").touch()
+    assert refusal("train", target, tmp_path).startswith("torch is not installed here.")
+
+
+def test_inputs_are_not_written_over(tmp_path: Path) -> None:
+    """The draft of WORK is what `train` writes, also where it was given as target or start."""
+    draft, link = write_llama(tmp_path / "draft-f16.gguf"), tmp_path / "link.gguf"
+    link.symlink_to(draft)
+    target = write_llama(tmp_path / "target.gguf")
+    for name in ("seeds.npz", "student.pt"):
+        (tmp_path / name).touch()
+    before = draft.read_bytes()
+    for arguments in (
+        ("quantise", draft, draft),
+        ("quantise", draft, link),
+        ("train", draft, tmp_path),
+        ("train", target, tmp_path, "--start", link),
+        ("export", link, tmp_path),
+    ):
+        assert "is read and would be written over" in refusal(*arguments), arguments
+    assert draft.read_bytes() == before
+
+
+def test_a_draft_is_quantised_and_what_was_there_replaced(tmp_path: Path, llama_cpp: None) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_text("earlier")
+    done = step(
+        "quantise", write_llama(tmp_path / "d.gguf"), out, "--head", "Q8_0", "--body", "Q8_0"
+    )
+    assert done.returncode == 0, done.stderr
+    (table,) = (t for t in gguf.GGUFReader(out).tensors if t.name == "token_embd.weight")
+    assert table.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.gguf", "out.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "said"),
+    [
+        ("Lama 1B", None, "Lama 1B draft"),
+        (None, None, "target draft"),
+        ("Lama 1B", "Mine", "Mine"),
+    ],
+)
+def test_a_draft_is_named_after_its_target(
+    tmp_path: Path, given: str | None, name: str | None, said: str
+) -> None:
+    small = write_llama(tmp_path / "small.gguf")
+    target = with_fields(small, tmp_path / "target.gguf", general__name=given)
+    shape = read_shape(target, open_gguf(target))
+    out = tmp_path / "draft-f16.gguf"
+    write_gguf({"token_embd.weight": np.zeros((4, 32))}, shape, target, out, name)
+    assert gguf.GGUFReader(out).fields["general.name"].contents() == said
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".gguf"] * 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,6 +188,55 @@ def test_sources_that_cannot_be_widened(script: ModuleType, tmp_path: Path) -> N
         script.Source(write_llama(tmp_path / "half.gguf", "F16"))
     with pytest.raises(SystemExit, match="what it does is not known"):
         script.Source(write_llama(tmp_path / "bias.gguf", extra=["blk.0.attn_q.bias"]))
+
+
+@pytest.mark.parametrize("link", ["itself", "symlink", "hardlink"])
+def test_the_source_is_not_written_over(script: ModuleType, source: Path, link: str) -> None:
+    before, out = source.read_bytes(), source.with_name("out.gguf")
+    if link == "itself":
+        out = source
+    elif link == "symlink":
+        out.symlink_to(source)
+    else:
+        out.hardlink_to(source)
+    shape = script.Shape(LAYERS, 4 * WIDTH, HEADS, KV_HEADS, FFN)
+    with pytest.raises(SystemExit, match=r"is the source itself\. Name another file"):
+        script.widen(script.Source(source), shape, out, 1)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("place", ["none/out.gguf", "folder", "full.gguf"])
+def test_an_out_that_cannot_be_written_is_told_and_left_as_it_was(
+    script: ModuleType, source: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source.parent / "folder").mkdir()
+    out = source.parent / place
+    if place == "full.gguf":
+        out.write_text("earlier")
+
+        def no_space(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(script.os, "pwrite", no_space)
+    before = sorted(source.parent.rglob("*"))
+    shape = script.Shape(LAYERS, 4 * WIDTH, HEADS, KV_HEADS, FFN)
+    with pytest.raises(SystemExit, match=r"No such file|is a folder|No space left") as told:
+        script.widen(script.Source(source), shape, out, 1)
+    assert str(out) in str(told.value)
+    assert sorted(source.parent.rglob("*")) == before
+    assert place != "full.gguf" or out.read_text() == "earlier"
+
+
+def test_a_source_that_is_no_model_is_a_sentence(script: ModuleType, tmp_path: Path) -> None:
+    text, empty = tmp_path / "text.gguf", tmp_path / "empty.gguf"
+    text.write_text("no model")
+    empty.touch()
+    for file in (text, empty):
+        with pytest.raises(SystemExit, match=r"is not a GGUF file\."):
+            script.Source(file)
+    for file in (tmp_path, tmp_path / "none.gguf"):
+        with pytest.raises(SystemExit, match=f"Cannot read {file}: .* Give a model's file"):
+            script.Source(file)
 
 
 @pytest.mark.model

@@ -1,4 +1,4 @@
-"""Write a student as a GGUF with the target's tokenizer, and quantise it."""
+"""Write a student as a GGUF with the target's tokenizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,21 +6,23 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from .model import Shape
+from .shape import Shape, open_gguf
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 
 
 def write_gguf(
-    tensors: Mapping[str, np.ndarray], shape: Shape, target: Path, out: Path, name: str
+    tensors: Mapping[str, np.ndarray], shape: Shape, target: Path, out: Path, name: str | None
 ) -> None:
-    """A GGUF of 16-bit matrices and 32-bit norms."""
-    reader = gguf.GGUFReader(target)
-    writer = gguf.GGUFWriter(out, "llama")
-    writer.add_name(name)
+    """A GGUF of 16-bit matrices and 32-bit norms, named after the target where no name is given."""
+    reader = open_gguf(target)
+    teacher = _text(reader, "general.name", target.stem)
+    part = out.with_name(f".{out.name}.part")
+    writer = gguf.GGUFWriter(part, "llama")
+    writer.add_name(name or f"{teacher} draft")
     writer.add_description(
         "Speculative draft distilled by specllama: predicts the text of "
-        f"{_text(reader, 'general.name', target.name)} ({target.name}); not for use on its own"
+        f"{teacher} ({target.name}); not for use on its own"
     )
     _copy_fields(reader, writer)
     _add_shape(writer, shape)
@@ -31,6 +33,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    part.replace(out)
 
 
 def _text(reader: gguf.GGUFReader, key: str, default: str) -> str:

@@ -48,6 +48,7 @@ class Seeds:
 
     def __init__(self, path: Path) -> None:
         stored = np.load(path)
+        self.n_bos = len(stored["bos"]) if "bos" in stored else 0
         self.to_answer = stored["to_answer"].tolist()
         self.to_user = stored["to_user"].tolist()
         self.end_tokens = stored["end_tokens"].tolist()
@@ -314,7 +315,8 @@ def harvest(rows: Rows, seeds: Seeds, rng: np.random.Generator) -> list[np.ndarr
         places = np.flatnonzero(free)
         stops = np.flatnonzero(np.diff(places) > 1)
         end = places[stops[0] if len(stops) else -1] + 1
-        begin = places[0] + 1 if row[0] == seeds.heads[0][0] else 0
+        is_chat = any(np.array_equal(row[: len(head)], head) for head in seeds.heads)
+        begin = places[0] + 1 if is_chat else seeds.n_bos
         text = row[begin : min(end, begin + rng.integers(24, 180))]
         ends = np.flatnonzero(np.isin(text[16:], seeds.sentence_ends))
         text = text[: 17 + ends[-1]] if len(ends) else text

@@ -5,42 +5,14 @@ Hugging Face checkpoint to fit.  This module rotates the same pairs, so that GGU
 save as they are, with no permutation anywhere.
 """
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gguf
 import torch
 from gguf.quants import dequantize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Everything that fixes a llama model's tensors and arithmetic."""
-
-    vocab: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    head_dim: int
-    context: int
-    rope_base: float
-    eps: float
-
-    def student(self, width: int, layers: int, heads: int, kv_heads: int, ffn: int) -> "Shape":
-        """The same vocabulary, context and rotation with a smaller body."""
-        return replace(
-            self,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            ffn=ffn,
-            head_dim=width // heads,
-        )
+from .shape import Shape, open_gguf, read_shape
 
 
 def rope_tables(shape: Shape, length: int, factors: Tensor | None = None) -> Tensor:
@@ -142,36 +114,11 @@ class Llama(nn.Module):
         return self.output_norm(x)
 
 
-def read_shape(reader: gguf.GGUFReader) -> Shape:
-    """The shape that a llama GGUF's metadata states; other architectures are refused."""
-
-    def value(key: str, default: object = None) -> object:
-        field = reader.get_field(key)
-        return default if field is None else field.contents()
-
-    arch = value("general.architecture")
-    if arch != "llama":
-        raise ValueError(f"the target's architecture is {arch!r}; only 'llama' can be distilled")
-    width, heads = int(value("llama.embedding_length")), int(value("llama.attention.head_count"))
-    return Shape(
-        vocab=len(reader.fields["tokenizer.ggml.tokens"].data),
-        width=width,
-        layers=int(value("llama.block_count")),
-        heads=heads,
-        kv_heads=int(value("llama.attention.head_count_kv", heads)),
-        ffn=int(value("llama.feed_forward_length")),
-        head_dim=int(value("llama.attention.key_length", width // heads)),
-        context=int(value("llama.context_length")),
-        rope_base=float(value("llama.rope.freq_base", 10000.0)),
-        eps=float(value("llama.attention.layer_norm_rms_epsilon")),
-    )
-
-
 def load_teacher(path: Path, length: int, device: torch.device, dtype: torch.dtype) -> Llama:
     """The dequantised target: the draft has to match the file that is deployed, errors and all."""
-    reader = gguf.GGUFReader(path)
+    reader = open_gguf(path)
+    shape = read_shape(path, reader)
     tensors = {t.name: torch.tensor(dequantize(t.data, t.tensor_type)) for t in reader.tensors}
-    shape = read_shape(reader)
     factors = tensors.pop("rope_freqs.weight", None)
     with torch.device("meta"):
         model = Llama(shape, 1, tied="output.weight" not in tensors)

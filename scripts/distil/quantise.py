@@ -10,25 +10,43 @@ import gguf
 import llama_cpp
 import numpy as np
 
-FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q5_K": 17, "Q4_K": 15, "Q4_0": 2, "F16": 1}
-"""llama_ftype of a body type (llama.h)."""
-TENSOR_TYPES = {"Q8_0": 8, "Q6_K": 14, "Q5_K": 13, "Q4_K": 12, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 20}
-"""ggml_type of a head type (ggml.h)."""
+from specllama.whole_file import whole_file
+
+from .kinds import FILE_TYPES, TENSOR_TYPES
+from .shape import open_gguf
 
 
 def quantise(source: Path, out: Path, head: str, body: str) -> None:
-    """The head (the tied embedding) decides most of the size, the body most of the quality."""
+    """The head (the tied embedding) decides most of the size, the body most of the quality.
+
+    Raises:
+        SystemExit: llama.cpp refuses, or `out` cannot be written; it is as it was.
+    """
+    exact = {t.name: t.data for t in open_gguf(source).tensors}
+    try:
+        with whole_file(out) as part:
+            part.touch()  # a folder that is not there is told here, not by llama.cpp
+            _quantise(source, part, head, body)
+            for tensor in gguf.GGUFReader(part, "r+").tensors:
+                if tensor.tensor_type == gguf.GGMLQuantizationType.Q4_K:
+                    tensor.data[:] = pack_q4_k(exact[tensor.name].astype(np.float32))
+    except OSError as error:
+        raise SystemExit(
+            f"Cannot write {out}: {error.strerror}. Name a file that can be written."
+        ) from error
+
+
+def _quantise(source: Path, out: Path, head: str, body: str) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread, params.pure = 1, True
     params.ftype = FILE_TYPES[body]
     params.token_embedding_type = params.output_tensor_type = TENSOR_TYPES[head]
     llama_cpp.llama_backend_init()
     if llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), params):
-        raise RuntimeError(f"llama.cpp could not quantise {source}")
-    exact = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
-    for tensor in gguf.GGUFReader(out, "r+").tensors:
-        if tensor.tensor_type == gguf.GGMLQuantizationType.Q4_K:
-            tensor.data[:] = pack_q4_k(exact[tensor.name].astype(np.float32))
+        raise SystemExit(
+            f"llama.cpp could not make {head} and {body} of {source}; its log says why. "
+            "Give a 16-bit draft, or choose other types with --head and --body."
+        )
 
 
 def pack_q4_k(table: np.ndarray) -> np.ndarray:

@@ -1,14 +1,20 @@
 """Turn seed prompts into token ids once, so that the GPU side needs no tokenizer.
 
-Needs llama-cpp-python.  The result is one .npz file of a few megabytes.
+Needs specllama.  The result is one .npz file of a few megabytes.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specllama.errors import ModelError
+from specllama.hub.gguf import read
+from specllama.llama.model import Model
+from specllama.text.chat import ChatTemplate, Message, chat_prompt
+from specllama.text.detokenizer import adds_space_prefix
+from specllama.text.vocabulary import Vocabulary
 
 from .prompts import (
     SYSTEMS,
@@ -20,54 +26,111 @@ from .prompts import (
     make_wraps,
 )
 
-MARKS = ("@user@", "@answer@", "@again@")
+USER, ANSWER, AGAIN = "@user@", "@answer@", "@again@"
 SENTENCE_ENDS = (".", ".\n", "\n", "!", "?", ".\n\n", "\n\n")
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the chat template puts around the texts of a conversation, as token ids.
+
+    Attributes:
+        head: before the first request.
+        to_answer: between a request and its answer.
+        to_user: between an answer and the next request.
+        lead: blanks before a request, which belong to its own first token.
+    """
+
+    head: list[int]
+    to_answer: list[int]
+    to_user: list[int]
+    lead: str
+
+
 class Tokenizer:
-    """A GGUF's vocabulary and chat template, without its weights."""
+    """A GGUF's vocabulary and chat template, without its weights.
+
+    Raises:
+        ModelError: it is no model, or has no chat template.
+    """
 
     def __init__(self, path: Path) -> None:
-        params = llama_cpp.llama_model_default_params()
-        params.vocab_only = True
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        if not self._model:
-            raise ValueError(f"{path} is not a GGUF file that llama.cpp can read")
-        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-        template = llama_cpp.llama_model_chat_template(self._model, None)
-        if not template:
-            raise ValueError(f"{path} has no chat template")
-        self._template = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True
-        ).from_string(template.decode())
+        read(path)  # whose errors are short sentences
+        self._vocabulary = Model(path, vocab_only=True).vocabulary
+        self._template = ChatTemplate.of(self._vocabulary)
+        if self._template.is_fallback:
+            raise ModelError(f"{path} has no chat template.", "Choose a target with one.")
+        self._inside = _Inside(self._vocabulary)
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of text; special tokens are recognised only if asked for."""
-        raw = text.encode()
-        ids = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, special)
-        return list(ids[:count])
+    @property
+    def bos(self) -> list[int]:
+        """What begins a text that the template does not make."""
+        bos = self._vocabulary.bos if self._vocabulary.add_bos else None
+        return [] if bos is None else [bos]
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of a text of its own."""
+        return self._vocabulary.tokenize(text, special=False, add_bos=self._vocabulary.add_bos)
+
+    def inside(self, text: str) -> list[int]:
+        """Ids of a text behind another one: SentencePiece puts no space before it."""
+        return self._inside.encode(text, special=False)
+
+    def chat(self, request: str) -> list[int]:
+        """Ids of a request up to where the answer is to begin, as specllama has them."""
+        return chat_prompt(self._vocabulary, [Message("user", request)], self._template)
 
     def end_tokens(self) -> list[int]:
         """Ids that end a generation."""
-        count = llama_cpp.llama_vocab_n_tokens(self._vocab)
-        return [i for i in range(count) if llama_cpp.llama_vocab_is_eog(self._vocab, i)]
+        return [i for i in range(self._vocabulary.size) if self._vocabulary.is_eog(i)]
 
-    def frame(self, system: str | None) -> list[list[int]]:
-        """The template's text before a request, between request and answer, and between turns."""
-        messages = [{"role": "system", "content": system}] if system else []
-        roles = ("user", "assistant", "user")
-        messages += [{"role": r, "content": m} for r, m in zip(roles, MARKS, strict=True)]
-        bos = llama_cpp.llama_vocab_get_text(
-            self._vocab, max(0, llama_cpp.llama_vocab_bos(self._vocab))
-        ).decode()
-        text = self._template.render(messages=messages, add_generation_prompt=True, bos_token=bos)
-        parts = []
-        for mark in MARKS:
-            part, text = text.split(mark, 1)
-            parts.append(self.encode(part, special=True))
-        return parts
+    def frame(self, system: str | None) -> Frame:
+        """The template's text around requests and answers."""
+        before = [Message("system", system)] if system else []
+        asked = [*before, Message("user", USER)]
+        head, to_answer = _around(self._template.render(asked), USER)
+        turns = [*asked, Message("assistant", ANSWER), Message("user", AGAIN)]
+        to_user = _around(_around(self._template.render(turns), ANSWER)[1], AGAIN)[0]
+        start, to_user = head.rstrip(" "), to_user.rstrip(" ")
+        return Frame(
+            self._start(start), self._special(to_answer), self._special(to_user), head[len(start) :]
+        )
+
+    def _start(self, text: str) -> list[int]:
+        bos = self._template.bos
+        add_bos = self._vocabulary.add_bos and not (bos and text.startswith(bos))
+        return self._vocabulary.tokenize(text, special=True, add_bos=add_bos)
+
+    def _special(self, text: str) -> list[int]:
+        return self._inside.encode(text, special=True)
+
+
+class _Inside:
+    """Encodes what stands behind other text."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        # takes the space that SentencePiece adds, and merges with nothing
+        self._mark = "\x01" if adds_space_prefix(vocabulary) else ""
+        self._n_mark = len(self._tokens(self._mark, special=False))
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return self._tokens(self._mark + text, special=special)[self._n_mark :] if text else []
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        return self._vocabulary.tokenize(text, special=special, add_bos=False)
+
+
+def _around(text: str, mark: str) -> tuple[str, str]:
+    """What stands before and behind a mark.
+
+    Raises:
+        ModelError: the template dropped it.
+    """
+    before, found, behind = text.partition(mark)
+    if not found:
+        raise ModelError("The chat template drops a turn.", "Choose a target whose does not.")
+    return before, behind
 
 
 def ragged(name: str, lists: Iterable[list[int]]) -> dict[str, np.ndarray]:
@@ -81,26 +144,33 @@ def ragged(name: str, lists: Iterable[list[int]]) -> dict[str, np.ndarray]:
 def write_tokens(target: Path, out: Path, count: int, seed: int, topics: list[str]) -> None:
     """Tokenise `count` seeds of each sort for one target."""
     tokenizer = Tokenizer(target)
+    inside = tokenizer.inside
     add_topics(topics)
     made = make_prompts(count, seed)
     around = make_wraps(count, seed + 1)
-    head, to_answer, to_user = tokenizer.frame(None)
+    frame = tokenizer.frame(None)
+    systems = [tokenizer.frame(system).head for system in SYSTEMS]
     writer_class = {kind: i for i, kinds in enumerate(WRITERS.values()) for kind in kinds}
     classes = list(WRITERS)
+
+    def request(text: str) -> list[int]:
+        return inside(frame.lead + text) if text else []
+
     np.savez_compressed(
         out,
-        to_answer=np.array(to_answer, np.int32),
-        to_user=np.array(to_user, np.int32),
+        bos=np.array(tokenizer.bos, np.int32),
+        to_answer=np.array(frame.to_answer, np.int32),
+        to_user=np.array(frame.to_user, np.int32),
         end_tokens=np.array(tokenizer.end_tokens(), np.int32),
         sentence_ends=np.array(
-            sorted({i for e in SENTENCE_ENDS for i in tokenizer.encode(e)[-1:]}), np.int32
+            sorted({i for e in SENTENCE_ENDS for i in inside(e)[-1:]}), np.int32
         ),
         prompt_class=np.array([writer_class.get(kind, -1) for kind, _ in made], np.int8),
         wrap_class=np.array([classes.index(w.passage_class) for w in around], np.int8),
-        **ragged("heads", [head, *(tokenizer.frame(s)[0] for s in SYSTEMS)]),
-        **ragged("prompts", (tokenizer.encode(prompt) for _, prompt in made)),
-        **ragged("openers", (tokenizer.encode(opener) for opener in make_openers(count, seed + 2))),
-        **ragged("starts", (tokenizer.encode(start) for start in make_starts(count, seed + 3))),
-        **ragged("before", (tokenizer.encode(w.before) for w in around)),
-        **ragged("after", (tokenizer.encode(w.after) for w in around)),
+        **ragged("heads", [frame.head, *systems]),
+        **ragged("prompts", (request(prompt) for _, prompt in made)),
+        **ragged("openers", (request(opener) for opener in make_openers(count, seed + 2))),
+        **ragged("starts", map(tokenizer.plain, make_starts(count, seed + 3))),
+        **ragged("before", (request(w.before) for w in around)),
+        **ragged("after", (inside(w.after) for w in around)),
     )

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from .generate import TEMPERATURES
 from .labels import Rows, unpack_ids
 from .losses import HeadLoss, Kernels, Targets
-from .model import Llama, Shape
+from .model import Llama
 from .muon import Muon
 from .parallel import Ranks
+from .shape import Shape
 
 SHARPNESS = (2.5, 1.25, 1.0)
 """1 / temperature of the TV term for text written at each of generate.TEMPERATURES: greedy text
@@ -126,7 +127,10 @@ def take_over(student: Llama, draft: Llama) -> None:
         new.heads,
         new.kv_heads,
     ):
-        raise ValueError(f"a draft of {old} cannot begin as one of {new}")
+        raise SystemExit(
+            f"--start is a draft of {old}, as which one of {new} cannot begin. "
+            "Give the widths and heads that it has."
+        )
     params = dict(student.named_parameters())
     for name, tensor in draft.named_parameters():
         params[name][tuple(slice(size) for size in tensor.shape)] = tensor.to(params[name].device)

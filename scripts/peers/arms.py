@@ -1,7 +1,7 @@
 """All arms, by family."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.child import Child, Worker, has
@@ -19,26 +19,51 @@ NATIVE_LENGTHS = (3, 6)
 """Drafted tokens: llama.cpp's default, and twice that (it has no scheduler that would choose)."""
 
 
-@dataclass(slots=True)
+Family = Callable[[Path], list[Peer]]
+"""Makes a family's arms of where its programs or its interpreter are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Arms:
     """The arms that are wanted.
 
     Attributes:
-        programs: folder of llama.cpp's programs; None leaves its arms out.
-        torch_python: an interpreter with torch and transformers; None leaves its arms out.
+        words: an arm is wanted whose name has one of them; all are where there is none.
+        programs: finds the folder of llama.cpp's programs; None leaves its arms out.
+        torch_python: finds an interpreter with torch and transformers, None likewise.
         python: the interpreter with llama-cpp-python.
-        notes: a sentence for each family that is left out.
     """
 
     files: Files
-    programs: Path | None
-    torch_python: Path | None
+    words: Sequence[str]
+    programs: Callable[[], Path | None]
+    torch_python: Callable[[], Path | None]
     python: Path
-    notes: list[str] = field(default_factory=list)
 
     def all(self) -> list[Peer]:
-        """Every arm at hand."""
-        return [*self._ours(), *self._native(), *self._llama_cpp_python(), *self._transformers()]
+        """Every wanted arm at hand."""
+        return [
+            *self._wanted(self._ours()),
+            *self._found(self._native, self.programs),
+            *self._found(self._llama_cpp_python, lambda: self.python),
+            *self._found(self._transformers, self.torch_python),
+        ]
+
+    def names(self) -> str:
+        """What every wanted arm is called, whether it is at hand or not."""
+        nowhere = replace(self, programs=Path, torch_python=Path, python=Path())
+        return "; ".join(peer.name for peer in nowhere.all())
+
+    def _wanted(self, peers: Sequence[Peer]) -> list[Peer]:
+        words = self.words
+        return [p for p in peers if not words or any(word in p.name for word in words)]
+
+    def _found(self, family: Family, find: Callable[[], Path | None]) -> list[Peer]:
+        """A family's wanted arms; what they need is looked for only where there are some."""
+        if not self._wanted(family(Path())):
+            return []
+        place = find()
+        return [] if place is None else self._wanted(family(place))
 
     def _ours(self) -> list[Peer]:
         engine = Engine(self.files)
@@ -50,47 +75,65 @@ class Arms:
         peers.append(Ours("specllama, no draft model", engine, drafter="suffix+text"))
         return peers
 
-    def _native(self) -> list[Peer]:
-        if self.programs is None:
-            return []
-        server, files = self.programs / "llama-server", self.files
+    def _native(self, programs: Path) -> list[Peer]:
+        """llama.cpp's: it chooses flash attention by itself, which may not be what is fastest."""
+        server, files = programs / "llama-server", self.files
         ngram = ["--spec-type", "ngram-mod"]
         peers: list[Peer] = [
             Server(BASELINE, server, files, ()),
             Server("llama-server, ngram-mod", server, files, ngram, fresh=True),
         ]
-        if files.draft is None:
-            return peers
-        simple = self.programs / "llama-speculative-simple"
-        for n in NATIVE_LENGTHS:
-            spec = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(n)]
-            peers.append(Server(f"llama-server, draft-simple {n}", server, files, spec))
-            peers.append(Program(f"llama-speculative-simple {n}", simple, files, spec))
-        spec = ["--spec-type", "draft-simple"]
-        peers.append(Program("llama-speculative", self.programs / "llama-speculative", files, spec))
+        if files.draft is not None:
+            for n in NATIVE_LENGTHS:
+                peers += _draft_simple(programs, files, n)
+            peers.append(_speculative(programs, files))
+        return [*peers, *self._native_without_flash(programs)]
+
+    def _native_without_flash(self, programs: Path) -> list[Peer]:
+        if self.files.flash_attn != "auto":
+            return []
+        files, more = replace(self.files, flash_attn="off"), ", -fa off"
+        peers: list[Peer] = [Server(BASELINE + more, programs / "llama-server", files, ())]
+        if files.draft is not None:
+            peers += _draft_simple(programs, files, NATIVE_LENGTHS[0], more)
+            peers.append(_speculative(programs, files, more))
         return peers
 
-    def _llama_cpp_python(self) -> list[Peer]:
-        return self._children("llama-cpp-python", self.python, "llama_cpp_worker.py",
-                              {"plain": "plain", "lookup": "prompt look-up"})  # fmt: skip
+    def _llama_cpp_python(self, python: Path) -> list[Peer]:
+        """Left to itself it decodes without flash attention, so that its second arm has it on."""
+        family, script = "llama-cpp-python", "llama_cpp_worker.py"
+        modes = {"plain": "plain", "lookup": "prompt look-up"}
+        peers = _children(family, Worker(python, script, self.files), modes)
+        if self.files.flash_attn == "auto":
+            worker = Worker(python, script, replace(self.files, flash_attn="on"))
+            peers += _children(family, worker, {"plain": "plain, -fa on"})
+        return peers
 
-    def _transformers(self) -> list[Peer]:
-        if self.torch_python is None:
-            self.notes.append(
-                "transformers is left out: no interpreter with torch, transformers, gguf and "
-                "accelerate (--torch-python names one)."
-            )
-            return []
+    def _transformers(self, python: Path) -> list[Peer]:
         modes = {"plain": "plain", "lookup": "prompt look-up"}
         if self.files.draft is not None:
             modes["assisted"] = "assisted"
-        return self._children("transformers", self.torch_python, "transformers_worker.py", modes)
+        worker = Worker(python, "transformers_worker.py", self.files)
+        return _children("transformers", worker, modes)
 
-    def _children(
-        self, family: str, python: Path, script: str, modes: dict[str, str]
-    ) -> list[Peer]:
-        worker = Worker(python, script, self.files)
-        return [Child(f"{family}, {label}", worker, mode) for mode, label in modes.items()]
+
+def _draft_simple(programs: Path, files: Files, n: int, more: str = "") -> list[Peer]:
+    """Both programs that draft chains of one length."""
+    spec = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(n)]
+    simple = "llama-speculative-simple"
+    return [
+        Server(f"llama-server, draft-simple {n}{more}", programs / "llama-server", files, spec),
+        Program(f"{simple} {n}{more}", programs / simple, files, spec),
+    ]
+
+
+def _speculative(programs: Path, files: Files, more: str = "") -> Peer:
+    name = "llama-speculative"
+    return Program(name + more, programs / name, files, ["--spec-type", "draft-simple"])
+
+
+def _children(family: str, worker: Worker, modes: dict[str, str]) -> list[Peer]:
+    return [Child(f"{family}, {label}", worker, mode) for mode, label in modes.items()]
 
 
 def first_python(candidates: Sequence[Path]) -> Path | None:

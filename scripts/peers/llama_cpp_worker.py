@@ -38,7 +38,7 @@ def load(mode: str, settings: dict[str, Any]) -> Llama:
         n_ubatch=512,
         n_threads=settings["threads"],
         n_threads_batch=settings["threads"],
-        flash_attn=True,
+        flash_attn=settings["flash_attn"] == "on",  # by itself the library leaves it off
         draft_model=CountedLookup(num_pred_tokens=PREDICTED_ON_CPU) if mode == "lookup" else None,
         verbose=False,
     )

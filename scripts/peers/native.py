@@ -93,15 +93,12 @@ def _fetch(source: Path) -> None:
         next(unpacked.glob("*/vendor/llama.cpp")).replace(source)
 
 
-def version(programs: Path) -> str:
-    """What a program says of itself."""
-    told = subprocess.run([programs / "llama-server", "--version"], capture_output=True, text=True)
-    return next((line for line in (told.stdout + told.stderr).splitlines() if "ersion" in line), "")
-
-
 def _model_flags(files: Files) -> list[str]:
+    """Of the target; the draft's context takes over what is said here of attention."""
     threads = str(files.threads)
-    return ["-m", str(files.target), "-c", str(files.n_ctx), "-t", threads, "-tb", threads]
+    attention = [] if files.flash_attn == "auto" else ["-fa", files.flash_attn]
+    models = ["-m", str(files.target), "-c", str(files.n_ctx)]
+    return [*models, "-t", threads, "-tb", threads, *attention]
 
 
 def _draft_flags(files: Files, spec: Sequence[str]) -> list[str]:

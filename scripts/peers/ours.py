@@ -1,14 +1,12 @@
 """specllama itself, through its public library."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from peers.protocol import Files, Peer, PeerError, Reply, Request, rate
+from peers.protocol import Files, Peer, PeerError, Reply, Request
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
 from specllama.errors import SpecllamaError
 from specllama.results import Generation
-from specllama.stream import Stream
 
 EAGER_LENGTH = 3
 """llama.cpp's default, for the same test."""
@@ -29,6 +27,7 @@ class Engine:
                 threads=self._files.threads,
                 threads_batch=self._files.threads,
                 draft_threads=self._files.threads,
+                flash_attn=self._files.flash_attn,
             )
             self._decoder = SpeculativeDecoder(
                 self._files.target, self._files.draft, options=options
@@ -79,28 +78,13 @@ class Ours(Peer):
         )
         self._decoder.forget()
         try:
-            stream = self._decoder.stream(request.ids, params)
-            blocks = _blocks(stream)
+            told = self.told = self._decoder.generate(request.ids, params)
         except SpecllamaError as error:
             raise PeerError(str(error)) from error
-        told = self.told = stream.result
-        spec = told.spec
-        return Reply(
-            told.text, len(told.tokens), rate(blocks), spec.rounds, spec.drafted, spec.accepted
-        )
+        spec, tok_s = told.spec, told.timings.decode_tok_s
+        return Reply(told.text, len(told.tokens), tok_s, spec.rounds, spec.drafted, spec.accepted)
 
     def close(self) -> None:
         if self._decoder is not None:
             self._decoder = None
             self._engine.release()
-
-
-def _blocks(stream: Stream) -> list[tuple[int, float]]:
-    """(tokens, when) of each round: the target's own token ends one."""
-    blocks, tokens = [], 0
-    for event in stream:
-        tokens += 1
-        if not event.from_draft:
-            blocks.append((tokens, time.perf_counter()))
-            tokens = 0
-    return [*blocks, (tokens, time.perf_counter())] if tokens else blocks

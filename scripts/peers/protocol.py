@@ -71,12 +71,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The models all peers load, and how."""
+    """The models all peers load, and how.
+
+    Attributes:
+        flash_attn: "on", "off", or "auto" for what a peer does by itself.
+    """
 
     target: Path
     draft: Path | None
     threads: int
     n_ctx: int = 2048
+    flash_attn: str = "auto"
 
 
 class Peer(ABC):

@@ -7,7 +7,7 @@ from typing import Any
 
 from peers.arms import BASELINE, OURS
 from peers.runs import Runs
-from specllama.bench.laws import chi_square
+from specllama.bench.laws import MIN_EXPECTED, chi_square
 from specllama.bench.metrics import Ratio, bootstrap
 
 WRONG = 1e-3
@@ -31,7 +31,7 @@ def markdown(
     for temperature in dict.fromkeys(line["key"][3] for line in speed):
         at = [line for line in speed if line["key"][3] == temperature]
         lines += [*_speed(at, wrong if float(temperature) else set()), ""]
-    lines += [*_laws(tested), ""]
+    lines += [*_laws(tested, law), ""]
     lines += [f"- {note}" for note in [*notes, *_failures(runs)]]
     return lines
 
@@ -143,13 +143,22 @@ def _tested(runs: Runs, law: Mapping[str, float]) -> dict[str, tuple[int, float]
     return {arm: (found.total(), chi_square(found, law)) for arm, found in counts.items()}
 
 
-def _laws(tested: Mapping[str, tuple[int, float]]) -> list[str]:
+def _laws(tested: Mapping[str, tuple[int, float]], law: Mapping[str, float]) -> list[str]:
     if not tested:
         return ["The laws were not tested yet."]
     rows = ["| arm | replies | p-value | the target's law |", "| --- | ---: | ---: | --- |"]
     for arm, (replies, p) in tested.items():
-        rows.append(f"| {arm} | {replies} | {p:.2g} | {'no' if p < WRONG else 'yes'} |")
+        if p >= WRONG and _n_cells(replies, law) < 2:
+            rows.append(f"| {arm} | {replies} |  | too few |")
+        else:
+            rows.append(f"| {arm} | {replies} | {p:.2g} | {'no' if p < WRONG else 'yes'} |")
     return rows
+
+
+def _n_cells(replies: int, law: Mapping[str, float]) -> int:
+    """Cells that the test compares: those that expect enough, and all others together."""
+    large = [share for share in law.values() if replies * share >= MIN_EXPECTED]
+    return len(large) + (sum(large) < 1 - 1e-6)
 
 
 def _failures(runs: Runs) -> list[str]:

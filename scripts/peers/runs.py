@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specllama.errors import UsageError
+
 Key = tuple[str, ...]
 
 
@@ -13,18 +15,24 @@ class Runs:
 
     Args:
         setting: what has to be equal for an earlier line to count.
+
+    Raises:
+        UsageError: the file holds something else, which lines must not be added to.
     """
 
     def __init__(self, file: Path, setting: Mapping[str, Any]) -> None:
         self._file = file
         self._setting = dict(setting)
         self._lines: dict[Key, dict[str, Any]] = {}
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-            self._take(json.loads(line))
+        self._others: list[dict[str, Any]] = []
+        for line in _read(file):
+            self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
         if line["setting"] == self._setting:
             self._lines[tuple(line["key"])] = line
+        else:
+            self._others.append(line)
 
     def has(self, *key: str) -> bool:
         """Whether it was measured."""
@@ -42,5 +50,41 @@ class Runs:
         """The lines of an arm in a part ("speed" or "law")."""
         return (line for key, line in self._lines.items() if key[:2] == (part, arm))
 
+    def others(self, part: str) -> str:
+        """A sentence on the part's lines of other settings; "" where there are none."""
+        others = [line["setting"] for line in self._others if line["key"][0] == part]
+        if not others:
+            return ""
+        names = dict.fromkeys([*self._setting, *(name for one in others for name in one)])
+        mine = self._setting
+        unlike = [name for name in names if any(one.get(name) != mine.get(name) for one in others)]
+        return (
+            f"{len(others)} earlier {part} replies in {self._file} do not count here: "
+            f"they differ in {', '.join(unlike)}."
+        )
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._lines.values())
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file, none where it is not there yet."""
+    try:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{file} cannot be read as lines of JSON.", "Name another file with --runs."
+        ) from error
+    lines = enumerate(text.split("\n"), 1)
+    return [_line(line, f"{file}, line {number}") for number, line in lines if line]
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+        return line | {"key": list(line["key"]), "setting": dict(line["setting"])}
+    except (ValueError, TypeError, LookupError) as error:
+        raise UsageError(
+            f"{where} is no reply that this script noted.",
+            "Delete the line if a run broke off there, or name another file.",
+        ) from error

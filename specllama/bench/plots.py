@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 
+_LONGEST_KIND = 28
+"""Characters of a kind's name: longer ones would leave no room for the chart."""
+_LONGEST_CAPTION = 150
+
 # Paul Tol's "bright" and "muted" schemes, which people with colour blindness can tell apart.
 _COLORS = (
     "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#332288", "#999933",
@@ -30,7 +35,9 @@ _MARKERS = "osD^vP*Xh<>d"
 _MOST_INTERVALS = 6
 """Arms whose intervals by kind can still be told apart."""
 _FEW_TOKENS = 10
-"""Fewer tested tokens say nothing about a predicted acceptance."""
+"""Fewer tested tokens say nothing about an acceptance."""
+_SPREAD = 0.3
+"""Of a place in the draft: arms stand beside each other there, so that equal ones are all seen."""
 _FEW_SIZES = 3
 
 
@@ -64,8 +71,8 @@ def overview(report: Report, file: Path) -> None:
     require(file)
     drawn = _drawable(report)
     heights = [_height(name, report.summaries) for name in drawn]
-    figure = _figure(11.0, sum(heights))
     with _names_as_they_are():
+        figure = _figure(11.0 + 2 * _room_for_names(report), sum(heights), report)
         rows = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
         for name, (axes,) in zip(drawn, rows, strict=True):
             CHARTS[name](axes, report)
@@ -82,8 +89,9 @@ def save_all(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name in _drawable(report):
-        figure = _figure(10.0, _height(name, report.summaries))
         with _names_as_they_are():
+            width = 10.0 + _room_for_names(report)
+            figure = _figure(width, _height(name, report.summaries), report)
             CHARTS[name](figure.subplots(), report)
             for suffix in FORMATS:
                 files.append(folder / f"{name}.{suffix}")
@@ -91,11 +99,22 @@ def save_all(report: Report, folder: Path) -> list[Path]:
     return files
 
 
-def _names_as_they_are() -> AbstractContextManager[None]:
-    """People's names of kinds may have dollar signs, which matplotlib takes for formulas."""
+def remove_all(folder: Path) -> None:
+    """Remove the charts of an earlier report from a folder."""
+    for name in FILES:
+        if (folder / name).is_file():
+            (folder / name).unlink()
+
+
+@contextmanager
+def _names_as_they_are() -> Iterator[None]:
+    """People's names of kinds may have dollar signs, which matplotlib takes for formulas, and
+    characters that its font lacks, of which it would warn; boxes stand for these."""
     import matplotlib
 
-    return matplotlib.rc_context({"text.parse_math": False})
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
 
 
 def speedup(axes: Axes, report: Report) -> None:
@@ -108,7 +127,7 @@ def speedup(axes: Axes, report: Report) -> None:
     _arms(axes, shown)
     _baseline(axes)
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_title("Speed-up over all prompts (95 % interval)")
+    axes.set_title("Speed-up over all prompts (95 % interval of each)")
 
 
 def kinds(axes: Axes, report: Report) -> None:
@@ -134,7 +153,7 @@ def _forest(
                 _interval(axes, summary.by_kind[kind], row + offset, n)
         axes.plot([], [], _marker(n), color=_color(n), label=summary.label)
     _baseline(axes)
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_yticks(range(len(rows)), [_short(kind) for kind in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     _legend(axes)
 
@@ -153,7 +172,8 @@ def _heat(axes: Axes, shown: Sequence[Summary], columns: Sequence[str]) -> None:
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9)
     _arms(axes, shown)
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
+    named = [_short(kind) for kind in columns]
+    axes.set_xticks(range(len(columns)), named, rotation=20, ha="right")
     axes.spines[:].set_visible(False)
 
 
@@ -170,26 +190,32 @@ def tokens_per_round(axes: Axes, report: Report) -> None:
 
 
 def acceptance(axes: Axes, report: Report) -> None:
-    """Accepted of tested draft tokens by their place in the draft."""
+    """Accepted of tested draft tokens by their place in the draft, where enough were tested."""
     summaries = report.summaries
-    shown = [summary for summary in summaries if summary.spec.tested]
+    shown = [summary for summary in summaries if _depths(summary)]
     deepest = 1
-    for summary in shown:
-        n = summaries.index(summary)
-        points = {
-            depth: stats.acceptance
-            for depth, stats in enumerate(summary.spec.by_depth, 1)
-            if stats.acceptance is not None
-        }
+    for place, summary in enumerate(shown):
+        n, points = summaries.index(summary), _depths(summary)
+        offset = _SPREAD * ((place + 0.5) / len(shown) - 0.5)
         deepest = max(deepest, *points)
-        axes.plot(list(points), list(points.values()), f"{_marker(n)}-", color=_color(n),
-                  markersize=5, linewidth=1.4, clip_on=False, label=summary.label)  # fmt: skip
+        axes.plot([depth + offset for depth in points], list(points.values()), f"{_marker(n)}-",
+                  color=_color(n), markersize=5, linewidth=1.4, clip_on=False,
+                  label=summary.label)  # fmt: skip
     axes.set_ylim(0, 1)
     axes.set_xticks(range(1, deepest + 1))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     axes.set_xlabel("place in the draft")
     axes.set_title("Acceptance by depth")
     _legend(axes)
+
+
+def _depths(summary: Summary) -> dict[int, float]:
+    """Acceptance by place in the draft, from 1."""
+    return {
+        depth: stats.accepted / stats.tested
+        for depth, stats in enumerate(summary.spec.by_depth, 1)
+        if stats.tested >= _FEW_TOKENS
+    }
 
 
 def time_spent(axes: Axes, report: Report) -> None:
@@ -227,6 +253,8 @@ def reliability(axes: Axes, report: Report) -> None:
 
 def costs(axes: Axes, report: Report) -> None:
     """Milliseconds of a target batch by its tokens; dashed: so many single decodes."""
+    from matplotlib.ticker import MaxNLocator
+
     table = report.costs.same if report.costs else {}
     sizes = sorted(table)
     times = [table[n] * 1000 for n in sizes]
@@ -235,6 +263,7 @@ def costs(axes: Axes, report: Report) -> None:
               label="one by one")  # fmt: skip
     axes.set(xlim=(0, sizes[-1] * 1.03), ylim=(0, max(times) * 1.15))
     axes.set(xlabel="tokens in the batch", ylabel="milliseconds")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title("What a batch of the target costs")
     _legend(axes)
 
@@ -249,14 +278,19 @@ CHARTS: Mapping[str, Callable[[Axes, Report], None]] = {
     "costs": costs,
 }
 
+FILES = tuple(f"{name}.{suffix}" for name in CHARTS for suffix in FORMATS)
+"""What `save_all` may write."""
+
 
 def _drawable(report: Report) -> list[str]:
     """The charts there are figures for."""
     summaries, missing = report.summaries, set()
     if not _compared(summaries):
         missing |= {"speedup", "kinds"}
-    if not any(summary.spec.tested for summary in summaries):
+    if not any(_depths(summary) for summary in summaries):
         missing.add("acceptance")
+    if not any(sum(summary.spent) for summary in summaries):
+        missing.add("time")
     if not any(bin.tested >= _FEW_TOKENS for s in summaries for bin in s.spec.reliability):
         missing.add("reliability")
     if report.costs is None or len(report.costs.same) < _FEW_SIZES:
@@ -285,12 +319,33 @@ def _height(name: str, summaries: Sequence[Summary]) -> float:
     return 1.3 + 0.32 * len(shown if name in ("speedup", "kinds") else summaries)
 
 
-def _figure(width: float, height: float) -> Figure:
+def _room_for_names(report: Report) -> float:
+    """Inches that long names of arms take on one side of a chart beyond what every chart has."""
+    longest = max(len(summary.label) for summary in report.summaries)
+    return 0.085 * max(0, longest - 20)
+
+
+def _figure(width: float, height: float, report: Report) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height + 0.3))
     figure.set_layout_engine("constrained", h_pad=0.12)
+    figure.supxlabel(_caption(report), x=0.99, ha="right", fontsize=8, color=_GREY)
     return figure
+
+
+def _caption(report: Report) -> str:
+    """Models, machine and day, as far as they are known."""
+    facts = report.facts
+    named = [(role, facts[role]["name"]) for role in ("target", "draft") if role in facts]
+    day = str(facts.get("date", ""))[:10]
+    parts = [*(f"{role} {name}" for role, name in named), str(facts.get("cpu", "")), day]
+    return _short(", ".join(filter(None, parts)), _LONGEST_CAPTION)
+
+
+def _short(text: str, longest: int = _LONGEST_KIND) -> str:
+    """A text cut to so many characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _save(figure: Figure, file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,13 +15,24 @@ from typing import Any
 from specllama.bench.facts import BUSY
 from specllama.bench.metrics import PERCENTILES, Difference, Ratio, calibration_error
 from specllama.bench.runner import Arm, Run
+from specllama.bench.suites import TREE_DRAFTERS
 from specllama.bench.summary import Summary, interval, summarise, verdicts
-from specllama.results import RELIABILITY_BINS
+from specllama.results import RELIABILITY_BINS, Forecast
 from specllama.scheduling.explain import Explanation
 from specllama.scheduling.table import CostTable
+from specllama.verification import choose_rule
 
 MAX_DIFFERENCES = 20
 """Differences written out in the Markdown; JSON has all."""
+
+FILES = ("report.md", "report.json", "runs.jsonl", "table.csv")
+"""What `Report.save` writes."""
+
+_DO_NOT = "do not publish these figures."
+_THREADS = ("threads", "threads_batch", "draft_threads")
+_FAR = 3.0
+_FAR_ROUNDS = 20
+"""Rounds of which a wrong forecast says that something else was at work."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,7 @@ class Report:
     Attributes:
         facts: about the machine, the files and the settings; plain data.
         notes: a sentence each: arms left out, an interruption.
+        broke_off: it was interrupted, or failed, before all runs were done.
         costs: what decodes cost here, as the scheduler knew it at the end.
         explanations: by arm, why it drafted as it did, where that was asked for.
     """
@@ -40,6 +53,7 @@ class Report:
     notes: Sequence[str] = field(default=())
     costs: CostTable | None = None
     explanations: Mapping[str, Explanation] = field(default_factory=dict)
+    broke_off: bool = False
 
     @cached_property
     def _summed_up(self) -> tuple[list[Summary], list[Difference]]:
@@ -58,22 +72,62 @@ class Report:
     @property
     def exact(self) -> bool:
         """Whether batches were to have the bits of single decodes, so that no text may part."""
-        return bool(self.facts.get("settings", {}).get("exact"))
+        return bool(self._settings.get("exact"))
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self.facts.get("settings", {})
+        return settings
 
     @property
     def verdicts(self) -> list[str]:
         """The last line, one for each temperature."""
-        return verdicts(self.summaries)
+        return verdicts(self.summaries, self.arms, broke_off=self.broke_off)
 
     @property
     def remarks(self) -> list[str]:
+        """What stands beside the figures."""
+        return [*self.warnings, *self.hints]
+
+    @property
+    def warnings(self) -> list[str]:
         """The notes, and what the figures themselves call for."""
         lossy = [f"{s.arm.name}: {s.guarantee}" for s in self.summaries if s.text == "lossy"]
         idle = [f"{s.arm.name} drafted nothing." for s in self.summaries if s.drafted_nothing]
-        busy = []
-        if self.facts.get("load_average_before", [0.0])[0] > BUSY:
-            busy.append("The machine was busy before the start: do not publish these figures.")
-        return [*self.notes, *lossy, *idle, *busy]
+        return [*self.notes, *lossy, *idle, *self._busy()]
+
+    @property
+    def hints(self) -> list[str]:
+        """That `auto` is another rule here than for who gives no seed."""
+        if self._settings.get("seed_given", True):
+            return []
+        drawn = [
+            s.arm
+            for s in self.summaries
+            if s.arm.drafts and s.arm.params.verify == "auto" and s.arm.params.sampling.temperature
+        ]
+        seeded = choose_rule("auto", seeded=True).name
+        return [
+            f"All arms get the same seeds, so --verify auto is {seeded} here; without -s it is "
+            f"{rule}, which --verify {rule} measures."
+            for rule in dict.fromkeys(map(_unseeded_rule, drawn))
+        ]
+
+    def _busy(self) -> list[str]:
+        """What says that other programs were at work."""
+        before, after = (
+            self.facts.get(f"load_average_{when}", [0.0])[0] for when in ("before", "after")
+        )
+        if before > BUSY:
+            return [f"The machine was busy before the start: {_DO_NOT}"]
+        own = max((self._settings.get(name, 0) for name in _THREADS), default=0) or math.inf
+        if after > before + own + BUSY:
+            return [f"The machine was busy during the runs: {_DO_NOT}"]
+        far = [s.arm.name for s in self.summaries if _is_far(s.spec.forecast)]
+        if far:
+            told = f"{far[0]} was not nearly as fast as predicted, or several times faster"
+            return [f"{told}, as on a machine that is busy at times: {_DO_NOT}"]
+        return []
 
     def to_dict(self, *, with_runs: bool = True) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -127,28 +181,39 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def save(self, folder: Path) -> list[Path]:
-        """Write report.md, report.json, runs.jsonl and table.csv; the paths."""
+        """Write `FILES`; the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.jsonl()]
         report = json.dumps(self.to_dict(with_runs=False), indent=2, ensure_ascii=False) + "\n"
-        contents = {
-            "report.md": self.markdown(),
-            "report.json": report,
-            "runs.jsonl": "".join(lines),
-            "table.csv": self.csv(),
-        }
-        for name, content in contents.items():
+        contents = (self.markdown(), report, "".join(lines), self.csv())
+        for name, content in zip(FILES, contents, strict=True):
             (folder / name).write_text(content, encoding="utf-8")
-        return [folder / name for name in contents]
+        return [folder / name for name in FILES]
+
+
+def _unseeded_rule(arm: Arm) -> str:
+    """What `auto` is where nobody gives a seed."""
+    if TREE_DRAFTERS & set(arm.params.drafters()):
+        return "greedy-one"
+    return choose_rule("auto", seeded=False).name
+
+
+def _is_far(forecast: Forecast) -> bool:
+    """Whether enough rounds were several times faster or slower than expected."""
+    if forecast.error is None or forecast.rounds < _FAR_ROUNDS:
+        return False
+    return not 1 / _FAR < 1 + forecast.error < _FAR
 
 
 _LEGEND = (
-    "tok/s: decoding only, from the first round on; mean and standard deviation over prompts. "
-    "Speed-up: geometric mean over prompts of the ratio on the same prompt, with its 95 % "
-    "bootstrap interval. Accepted: draft tokens kept of those tested. Text: same as the arm it is "
-    "compared with, token for token; free: the rule promises only its distribution; lossy: not "
-    "even that. Predicted: what the scheduler's cost table and acceptance estimates said before "
-    "each round."
+    "tok/s: decoding only, from the first round on, by the engine's clock; mean and standard "
+    "deviation over prompts. Speed-up: geometric mean over prompts of the ratio on the same "
+    "prompt, with its 95 % bootstrap interval; the first lines name the best of several arms with "
+    "a wider one, which is right for all of them together (Bonferroni). Rounds whose text is held "
+    "back and given out together share the time. Accepted: draft tokens kept of those tested. "
+    "Text: same as the arm it is compared with, token for token; free: the rule promises only its "
+    "distribution; lossy: not even that. Predicted: what the scheduler's cost table and acceptance "
+    "estimates said before each round."
 )
 
 _PARTED = {
@@ -178,7 +243,7 @@ def _rows(summary: Summary) -> Iterator[dict[str, Any]]:
         "longest_stall_s": _round(summary.stall),
         "overhead_share": _round(summary.overhead_share),
         "verify": summary.verify,
-        "text": summary.text,
+        "text": summary.text if summary.arm.against else "",
     } | _ratio_row(summary.speedup)
     for kind, ratio in summary.by_kind.items():
         yield {"arm": summary.arm.name, "kind": kind} | _ratio_row(ratio)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.bench.prompts import Prompt
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from specllama.stream import Stream
 
 Role = Literal["target", "draft"]
+
+TOGETHER_S = 50e-6
+"""Less lies between tokens that are given out together: no decode is that fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Run:
 
     Attributes:
         repetition: from 1.
-        times: when each token arrived, in seconds after the call.
+        times: when each token was there, in seconds after the call, see `when_made`.
         own: whether each token is the target's own, which ends a round.
         seconds: the whole call.
     """
@@ -104,13 +107,13 @@ class Session:
 
     Attributes:
         decoders: by role; "draft" only where an arm of that model runs.
-        max_tokens: of each run.
+        max_tokens: of each run; None goes on until replies end.
         seed: of the first prompt; each further prompt has the next one, in all arms.
     """
 
     decoders: Mapping[Role, SpeculativeDecoder]
     prompts: Sequence[Prompt]
-    max_tokens: int
+    max_tokens: int | None
     seed: int = 0
     system: str = ""
     hooks: Hooks = Hooks()
@@ -131,13 +134,13 @@ class Session:
         params = replace(arm.params, max_tokens=self.max_tokens, seed=seed)
         decoder, messages = self.decoders[arm.model], self.messages(prompt)
         decoder.forget()
-        times, own = [], []
+        given, own = [], []
         started = time.perf_counter()
         stream = decoder.stream_chat(messages, params, on_prompt=self.hooks.prompt)
         self.hooks.stream(stream)
         try:
             for event in stream:
-                times.append(time.perf_counter() - started)
+                given.append(time.perf_counter() - started)
                 own.append(not event.from_draft)
         finally:
             stream.close()
@@ -145,15 +148,17 @@ class Session:
         if stream.result.finish_reason == "cancelled":
             raise KeyboardInterrupt
         self.hooks.done(arm, prompt)
+        times = when_made(given, own, stream.result.timings.ttft_s)
         return Run(arm, prompt, repetition, stream.result, tuple(times), tuple(own), seconds)
 
     def too_long(self) -> list[Prompt]:
-        """The prompts that leave some model too little context for `max_tokens`."""
+        """The prompts that leave some model too little context for `max_tokens`, or for any."""
+        room = self.max_tokens or 1
         return [
             prompt
             for prompt in self.prompts
             if any(
-                decoder.count_chat_tokens(self.messages(prompt)) + self.max_tokens > decoder.n_ctx
+                decoder.count_chat_tokens(self.messages(prompt)) + room > decoder.n_ctx
                 for decoder in self.decoders.values()
             )
         ]
@@ -176,6 +181,35 @@ class Session:
             else:
                 able.append(arm)
         return able, notes
+
+
+def when_made(given: Sequence[float], own: Sequence[bool], first: float) -> list[float]:
+    """When tokens were there, from when they were given out.
+
+    Text is held back while a character or a stop string is open; then several rounds are given out
+    together. They share the wait evenly, after the first of all, which was there at `first`.
+    """
+    made = list(given)
+    ends = [n for n, is_own in enumerate(own, 1) if is_own or n == len(own)]
+    held: list[slice] = []
+    before = 0.0
+    for start, end in pairwise([0, *ends]):
+        held.append(slice(start, end))
+        if end < len(given) and given[end] - given[end - 1] < TOGETHER_S:
+            continue
+        if len(held) > 1:
+            _spread(made, held, before or min(first, given[end - 1]), known_first=not before)
+        held, before = [], given[end - 1]
+    return made
+
+
+def _spread(made: list[float], held: Sequence[slice], start: float, *, known_first: bool) -> None:
+    """Even times for rounds given out together, after `start`; a known first one is at `start`."""
+    last = made[held[-1].stop - 1]
+    steps = len(held) - known_first
+    for n, tokens in enumerate(held, not known_first):
+        at = start + (last - start) * n / steps
+        made[tokens] = [at] * (tokens.stop - tokens.start)
 
 
 def measure(session: Session, arms: Sequence[Arm], repetitions: int) -> Iterator[Run]:

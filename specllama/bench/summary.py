@@ -24,7 +24,8 @@ class Summary:
 
     Attributes:
         tok_s, tok_s_sd: decode rate, mean and standard deviation over the prompts.
-        speedup, by_kind: over the arm it is compared with; None and empty without one.
+        gains: on each prompt, over the arm it is compared with; empty without one.
+        speedup, by_kind: their means with 95 % intervals; None and empty without any.
         llmperf: LLMPerf's name -> percentiles over the runs.
         per_token, per_round: percentiles 50 and 95 over runs and over all rounds.
         stall: the longest wait between two tokens of any run.
@@ -35,6 +36,7 @@ class Summary:
     n_runs: int
     tok_s: float | None
     tok_s_sd: float | None
+    gains: tuple[float, ...]
     speedup: Ratio | None
     by_kind: Mapping[str, Ratio]
     spec: SpecStats
@@ -52,6 +54,10 @@ class Summary:
         """Share of the decode time outside llama.cpp."""
         total = sum(self.spent)
         return self.spent.outside / total if total else 0.0
+
+    def gain_of(self, rivals: int) -> Ratio:
+        """The speed-up as one of so many that are compared, see `metrics.best_of`."""
+        return metrics.bootstrap(self.gains, level=metrics.best_of(rivals))
 
     @property
     def drafted_nothing(self) -> bool:
@@ -136,6 +142,7 @@ def _summary(arm: Arm, runs: list[Run], base: list[Run], text: Text) -> Summary:
         n_runs=len(runs),
         tok_s=statistics.fmean(rates) if rates else None,
         tok_s_sd=statistics.stdev(rates) if len(rates) > 1 else None,
+        gains=tuple(gains.values()),
         speedup=metrics.bootstrap(list(gains.values())) if gains else None,
         by_kind={kind: metrics.bootstrap(values) for kind, values in kinds.items()},
         spec=metrics.total_spec(runs),
@@ -157,26 +164,53 @@ def _middle_and_tail(values: Sequence[float | None]) -> dict[str, float]:
     return metrics.percentiles([value for value in values if value is not None], (50, 95))
 
 
-def verdicts(summaries: Sequence[Summary]) -> list[str]:
-    """One line for every arm that others are compared with: what to use, or that nothing pays."""
+def verdicts(
+    summaries: Sequence[Summary], arms: Sequence[Arm], *, broke_off: bool = False
+) -> list[str]:
+    """One line for every arm that others are compared with: what to use, or that nothing pays.
+
+    Without a comparison, one line that says why there is none.
+
+    Args:
+        arms: those that were to run.
+        broke_off: the measurement ended before its time.
+    """
     rivals: dict[str, list[Summary]] = {}
     for summary in summaries:
-        if summary.arm.drafts:
+        if summary.arm.drafts and summary.arm.against:
             rivals.setdefault(summary.arm.against, []).append(summary)
-    return [_verdict(base, compared) for base, compared in rivals.items()]
+    if summaries and not rivals:
+        return [f"nothing was compared: {_why_none(arms)}"]
+    return [_verdict(base, compared, broke_off) for base, compared in rivals.items()]
 
 
-def _verdict(base: str, rivals: Sequence[Summary]) -> str:
-    temp = rivals[0].arm.params.sampling.temperature
-    measured = [summary for summary in rivals if summary.speedup]
-    if not measured:
-        return f"nothing to compare: the replies are too short for a rate (temperature {temp:g})"
-    rivals = [summary for summary in measured if not summary.drafted_nothing]
+def _why_none(arms: Sequence[Arm]) -> str:
+    """Why no arm that drafts was measured."""
+    if any(arm.drafts and arm.against for arm in arms):
+        return "no arm that drafts had its turn"
+    others = [arm for arm in arms if arm.against and arm.model == "target"]
+    if not others:
+        return "no arm that drafts can run with these models and settings"
+    names = ", ".join(dict.fromkeys(flags(arm.params) or arm.name for arm in others))
+    return f"no arm may draft ({names})"
+
+
+def _verdict(base: str, measured: Sequence[Summary], broke_off: bool) -> str:
+    where = f"temperature {measured[0].arm.params.sampling.temperature:g}"
+    compared = [summary for summary in measured if summary.speedup]
+    if not compared:
+        return f"nothing to compare: the replies are too short for a rate ({where})"
+    rivals = [summary for summary in compared if summary.spec.accepted]
     if not rivals:
-        return f"drafting does not pay here: no arm drafted anything (temperature {temp:g})"
-    best = max(rivals, key=_gain)
-    ratio, name = best.speedup or Ratio(1.0, None, None), best.label
-    figure = f"{ratio.value:.2f}x{interval(ratio)}, against {base} at temperature {temp:g}"
+        few = broke_off or max(len(summary.gains) for summary in compared) < metrics.MIN_PROMPTS
+        start = "too few prompts to tell" if few else "drafting does not pay here"
+        drafted = any(summary.spec.drafted for summary in compared)
+        told = "no draft was accepted" if drafted else "no arm drafted anything"
+        return f"{start}: {told} ({where})"
+    gains = {summary.arm.name: summary.gain_of(len(rivals)) for summary in rivals}
+    best = max(rivals, key=lambda summary: _rank(gains[summary.arm.name]))
+    ratio, name = gains[best.arm.name], best.label
+    figure = f"{ratio.value:.2f}x{interval(ratio, len(rivals))}, against {base} at {where}"
     if ratio.low is None or ratio.high is None:
         return f"too few prompts to tell: {name} is the fastest with {figure}"
     if ratio.high < 1.0:
@@ -186,14 +220,14 @@ def _verdict(base: str, rivals: Sequence[Summary]) -> str:
     return f"best: {name} ({flags(best.arm.params) or 'default settings'}): {figure}"
 
 
-def _gain(summary: Summary) -> tuple[bool, float]:
+def _rank(ratio: Ratio) -> tuple[bool, float]:
     """An arm that is faster for certain goes before one that only seems faster still."""
-    ratio = summary.speedup or Ratio(0.0, None, None)
     return (ratio.low or 0.0) > 1.0, ratio.value
 
 
-def interval(ratio: Ratio) -> str:
-    """`, CI 1.25-1.40`; "" for a ratio without one."""
+def interval(ratio: Ratio, rivals: int = 1) -> str:
+    """`, CI 1.25-1.40`, and of how many it is the best; "" for a ratio without one."""
     if ratio.low is None or ratio.high is None:
         return ""
-    return f" (CI {ratio.low:.2f}-{ratio.high:.2f})"
+    best = f", best of {rivals}" if rivals > 1 else ""
+    return f" (CI {ratio.low:.2f}-{ratio.high:.2f}{best})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from specllama.cli import bench_work, model_flags
+from specllama.cli.common import check_writable
 from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_stats import count
+from specllama.cli.generate_stream import ctrl_c_afterwards
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
 from specllama.errors import UsageError
@@ -57,20 +60,52 @@ class Outputs:
         """Refuse what cannot be served before anything is measured.
 
         Raises:
-            UsageError: a package is missing, or a folder.
+            UsageError: a package or a folder is missing, or a file cannot be written.
         """
-        from specllama.bench import plots, wandb
+        from specllama.bench import plots, report, wandb
 
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.folder)
+            for name in (*report.FILES, *plots.FILES):
+                _check_file(self.folder / name)
         if self.plot is not None:
             plots.require(self.plot)
             if not self.plot.absolute().parent.is_dir():
-                raise UsageError(f"There is no folder {self.plot.absolute().parent}.")
+                raise UsageError(
+                    f"There is no folder {self.plot.absolute().parent}.", "Make it first."
+                )
             if self.plot.is_dir():
                 raise UsageError(f"{self.plot} is a folder.", "--out takes one; --plot is a file.")
+            _check_file(self.plot)
         if self.wandb:
             wandb.require()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make it, where it is not there yet.
+
+    Raises:
+        UsageError: it cannot be made, or a file has its name.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder.", "--out takes one; --plot is a file.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot make the folder {folder}: {error.strerror}.", "Choose another place."
+        ) from error
+
+
+def _check_file(file: Path) -> None:
+    """See that a file can be written, or written over.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if file.exists() and not (file.is_file() and os.access(file, os.W_OK)):
+        raise UsageError(f"{file} is there, and cannot be written over.", "Choose another place.")
+    check_writable(file)
 
 
 # fmt: off
@@ -153,9 +188,16 @@ def bench(
     )
     sweep.suite(suite, has_draft=True) if suite else sweep.arms()
     outputs.check()
-    bench_work.max_tokens(run.params)  # before anything is loaded
-    report, work = _measure(run, sweep, suite, chosen, repetitions, explain)
-    _give_out(report, outputs)
+    bench_work.max_tokens(run)  # before anything is loaded
+    with ExitStack() as stack:
+        work, found = _prepare(run, sweep, suite, chosen, repetitions, stack)
+        with ctrl_c_afterwards():  # what was measured is not lost to a second one
+            work.do()
+            report = _report(work, found, explain)
+            stack.close()
+            _give_out(report, outputs)
+    if outputs.wandb and report.runs:
+        _log(report)
     if work.failure is not None:
         raise work.failure
     if work.interrupted:
@@ -164,44 +206,56 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(
+def _prepare(
     run: Run,
     sweep: Sweep,
     suite: str | None,
     prompts: Sequence[Prompt],
     repetitions: int,
-    explain: bool,
-) -> tuple[Report, bench_work.Work]:
-    """Load, measure, and report; also the work, which may have been cut short."""
+    stack: ExitStack,
+) -> tuple[bench_work.Work, dict[str, Any]]:
+    """Load; the work to do, and facts about machine, models and settings."""
+    from specllama.bench import facts
+
+    before = facts.load_average()  # loading and hashing large files is load, too
+    decoders = bench_work.open_both(run, stack, with_draft=suite is not None)
+    target = decoders["target"]
+    has_draft = target.draft_name is not None
+    arms, notes = sweep.suite(suite, has_draft=has_draft) if suite else (sweep.arms(), [])
+    found = bench_work.surroundings(run, target) | {
+        "settings": bench_work.settings_of(run, target, repetitions),
+        "load_average_before": before,
+    }
+    if suite and run.options.ngram is None:
+        found["settings"]["ngram"] = bench_work.give_ngrams(target, stack)
+    return bench_work.Work(run, decoders, arms, prompts, repetitions, notes), found
+
+
+def _report(work: bench_work.Work, found: dict[str, Any], explain: bool) -> Report:
+    """What came of the work."""
     from specllama.bench import facts
     from specllama.bench.report import Report
 
-    before = facts.load_average()  # loading and hashing large files is load, too
-    with ExitStack() as stack:
-        decoders = bench_work.open_both(run, stack, with_draft=suite is not None)
-        has_draft = decoders["target"].draft_name is not None
-        arms, notes = sweep.suite(suite, has_draft=has_draft) if suite else (sweep.arms(), [])
-        found = bench_work.surroundings(run, decoders["target"]) | {
-            "settings": bench_work.settings_of(run, decoders["target"], repetitions),
-            "load_average_before": before,
-        }
-        if suite and run.options.ngram is None:
-            found["settings"]["ngram"] = bench_work.give_ngrams(decoders["target"], stack)
-        work = bench_work.Work(run, decoders, arms, prompts, repetitions)
-        work.do()
-        costs = decoders["target"].costs
-        why = bench_work.explanations(decoders["target"], work.runs) if explain else {}
     found["load_average_after"] = facts.load_average()
-    report = Report(found, work.arms, work.runs, [*notes, *work.notes], costs, why)
-    return report, work
+    return Report(
+        found,
+        work.arms,
+        work.runs,
+        work.notes,
+        work.target.costs,
+        bench_work.explanations(work.target, work.runs) if explain else {},
+        work.broke_off,
+    )
 
 
 def _give_out(report: Report, outputs: Outputs) -> None:
     """Print and write; with no run there is nothing to give out."""
-    for note in report.remarks:
+    for note in report.warnings:
         out.warn(note)
     if not report.runs:
         return
+    for note in report.hints:
+        out.hint(note)
     for first in report.differences[:1]:
         where = f"first {first.arm} on {first.prompt} at token {first.position + 1}"
         number = count(len(report.differences), "text differs", "texts differ")
@@ -224,16 +278,19 @@ def _give_out(report: Report, outputs: Outputs) -> None:
 
         plots.overview(report, outputs.plot)
         _say_files([outputs.plot])
-    if outputs.wandb:
-        from specllama.bench import wandb
 
-        wandb.log(report)
+
+def _log(report: Report) -> None:
+    from specllama.bench import wandb
+
+    wandb.log(report)
 
 
 def _plots_of(report: Report, folder: Path) -> list[Path]:
-    """The charts in a folder; a warning where matplotlib is missing."""
+    """The charts in a folder, none of an earlier run; a warning where matplotlib is missing."""
     from specllama.bench import plots
 
+    plots.remove_all(folder)
     try:
         plots.require()
     except UsageError as error:

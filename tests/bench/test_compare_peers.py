@@ -12,10 +12,10 @@ from typing import Any
 
 import compare_peers
 import pytest
-from peers import report
-from peers.arms import BASELINE, OURS, Open
+from peers import native, report
+from peers.arms import BASELINE, OURS, Arms, Open
 from peers.child import Child, Worker
-from peers.native import read_reply
+from peers.native import Server, read_reply
 from peers.protocol import Files, Peer, PeerError, Reply, Request, Sampling, rate
 from peers.runs import Runs
 
@@ -128,6 +128,17 @@ def test_a_wrong_law_is_told(tmp_path: Path) -> None:
     assert "| wrong | 100 | 1.5e-23 | no |" in text
 
 
+def test_too_few_replies_test_no_law(tmp_path: Path) -> None:
+    """All cells together fit any law; what the law knows nothing of is wrong even so."""
+    runs, law = Runs(tmp_path / "runs.jsonl", {"threads": 1}), {" a": 0.5, " b": 0.5}
+    for n in range(6):
+        runs.add("law", "few", str(n), begins=" a")
+        runs.add("law", "foreign", str(n), begins=" c")
+    text = "\n".join(report.markdown(runs, runs, law, {}, []))
+    assert "| few | 6 |  | too few |" in text
+    assert "| foreign | 6 | 0 | no |" in text
+
+
 @pytest.mark.parametrize(
     ("temperature", "told"),
     [
@@ -216,3 +227,176 @@ def test_what_is_asked_is_checked_before_anything_is_compiled(
     monkeypatch.setattr(compare_peers, "_peers", lambda *_: pytest.fail("it compiles"))
     with pytest.raises(UsageError, match="Cannot read nofile"):
         compare_peers.main()
+
+
+FILES = Files(Path("target.gguf"), Path("draft.gguf"), 1)
+
+
+def setting(tmp_path: Path, text: str, *, timed: bool = True, **changes: Any) -> dict[str, Any]:
+    """What identifies a run with this one prompt, in a checkout or in none."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": text}))
+    for file in (tmp_path / "target.gguf", tmp_path / "draft.gguf"):
+        file.write_bytes(b"GGUF")
+    files = Files(tmp_path / "target.gguf", tmp_path / "draft.gguf", 1)
+    settings = {"files": files, "prompts": prompts, "per_kind": 1, "tokens": 8, "threads": 1}
+    return compare_peers._setting(argparse.Namespace(**settings | changes), timed=timed)
+
+
+def test_replies_to_another_prompt_of_the_same_number_are_measured_anew(tmp_path: Path) -> None:
+    """Ids are line numbers where a file gives none."""
+    file, log = tmp_path / "runs.jsonl", []
+    first, second = setting(tmp_path, "What is rain?"), setting(tmp_path, "What is snow?")
+    measure(Runs(file, first), [FakePeer("x", log)])
+    assert Runs(file, first).others("speed") == ""
+    again = Runs(file, second)
+    assert again.others("speed").endswith("do not count here: they differ in prompts.")
+    assert list(again) == []
+    assert measure(again, [FakePeer("x", log)])
+    assert len([line for line in log if line.startswith("x")]) == 10
+
+
+def test_replies_of_another_commit_or_sampling_are_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "runs.jsonl"
+    for timed, part in ((True, "speed"), (False, "law")):
+        monkeypatch.setattr(compare_peers, "commit", lambda: "abc")
+        runs = Runs(file, setting(tmp_path, "Hi", timed=timed))
+        runs.add(part, "x", "1")
+        monkeypatch.setattr(compare_peers, "commit", lambda: "def")
+        wanted = setting(tmp_path, "Hi", timed=timed)
+        other = Runs(file, wanted)
+        assert list(other) == []
+        assert other.others(part) == (
+            f"1 earlier {part} replies in {file} do not count here: they differ in commit."
+        )
+        assert {"sampling", "prompts"} <= wanted.keys()
+
+
+def test_a_commit_is_told_with_what_was_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"rev-parse": b"abc\n", "diff": b""}
+    monkeypatch.setattr(compare_peers, "_git", lambda *arguments: told[arguments[0]])
+    version = compare_peers.commit.__wrapped__
+    assert version() == "abc"
+    told["diff"] = b"+x"
+    assert version().startswith("abc+")
+    told["rev-parse"] = b""
+    assert version() == ""
+
+
+@pytest.mark.parametrize("content", [b'{"prompt": "Hi"}', b"GGUF\xff", b'{"key": ["speed"', b"[1]"])
+def test_lines_are_added_to_no_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"prompts\.jsonl"):
+        Runs(file, {"threads": 1})
+    assert file.read_bytes() == content
+
+
+def test_replies_may_hold_any_line_separator(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs.jsonl", {"threads": 1})
+    runs.add("speed", "x", text="a\u2028b\x85c")
+    (line,) = Runs(tmp_path / "runs.jsonl", {"threads": 1})
+    assert line["text"] == "a\u2028b\x85c"
+
+
+def arms(words: Iterable[str] = (), programs: Path | None = Path(), **more: Any) -> list[Peer]:
+    found = Arms(Files("t", "d", 1, **more), words, lambda: programs, lambda: None, Path())
+    return found.all()
+
+
+def test_native_programs_have_a_turn_without_flash_attention() -> None:
+    names = [peer.name for peer in arms() if "llama-s" in peer.name and "-fa" in peer.name]
+    assert names == [
+        "llama-server, plain, -fa off",
+        "llama-server, draft-simple 3, -fa off",
+        "llama-speculative-simple 3, -fa off",
+        "llama-speculative, -fa off",
+    ]
+    assert [peer.name for peer in arms(["-fa on"])] == ["llama-cpp-python, plain, -fa on"]
+    assert not any("-fa" in peer.name for peer in arms(flash_attn="on"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "flags"),
+    [
+        ("auto", BASELINE, []),
+        ("auto", f"{BASELINE}, -fa off", ["-fa", "off"]),
+        ("on", BASELINE, ["-fa", "on"]),
+        ("auto", "llama-speculative-simple 3, -fa off", ["-fa", "off"]),
+    ],
+)
+def test_programs_are_told_of_flash_attention(
+    mode: str, name: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A plain server with a flag more is still plain."""
+    started: list[list[str]] = []
+
+    def start(command: list[Any], **_: Any) -> Any:
+        started.append(command)
+        raise OSError
+
+    monkeypatch.setattr(native.subprocess, "Popen", start)
+    monkeypatch.setattr(native.subprocess, "run", start)
+    monkeypatch.setattr(native, "log_folder", lambda: tmp_path)
+    (peer,) = (peer for peer in arms(flash_attn=mode) if peer.name == name)
+    assert not isinstance(peer, Server) or not peer.speculates
+    with pytest.raises(OSError):
+        peer._start() if isinstance(peer, Server) else peer.ask(REQUEST)
+    command = started[0]
+    assert command[command.index("-fa") :][:2] == flags if flags else "-fa" not in command
+
+
+def test_the_fastest_native_run_may_be_one_without_flash_attention(tmp_path: Path) -> None:
+    runs, log = Runs(tmp_path / "runs.jsonl", {"threads": 1}), []
+    rates = {OURS: 30.0, BASELINE: 12.0, f"{BASELINE}, -fa off": 20.0}
+    measure(runs, [FakePeer(name, log, tok_s=value) for name, value in rates.items()])
+    text = "\n".join(report.markdown(runs, runs, {}, {}, []))
+    assert f"beside the best native run ({BASELINE}, -fa off): 1.50x." in text
+    assert f"| {BASELINE}, -fa off | 20.0 | 1.67x | 1.50x |" in text
+
+
+def peers_of(words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """Names of the arms, and what was built or looked for."""
+    sought: list[str] = []
+    monkeypatch.setattr(native, "build", lambda: sought.append("native") or Path("bin"))
+    monkeypatch.setattr(compare_peers, "first_python", lambda _: sought.append("torch"))
+    args = argparse.Namespace(files=FILES, programs=None, torch_python=None, arms=words)
+    return [peer.name for peer in compare_peers._peers(args, [])], sought
+
+
+@pytest.mark.parametrize(
+    ("words", "sought"),
+    [
+        ("specllama", []),
+        ("llama-cpp-python", []),
+        ("llama-server", ["native"]),
+        ("specllama,transformers", ["torch"]),
+        ("", ["native", "torch"]),
+    ],
+)
+def test_only_what_is_asked_for_is_built(
+    words: str, sought: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, found = peers_of(words, monkeypatch)
+    assert found == sought
+    assert names
+
+
+def test_arms_that_are_not_there_are_told_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match=r"No arm has vllm in its name\. There are: specllama"):
+        peers_of("vllm", monkeypatch)
+
+
+def test_help_tells_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare_peers.py", "--help"])
+    with pytest.raises(SystemExit):
+        compare_peers._arguments()
+    told = " ".join(capsys.readouterr().out.split())
+    for default in ("smollm2-135m", "64", "0,0.8", "2", "200", "auto", "all", "never"):
+        assert f"(default: {default})" in told

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
+import emulate_card
 import pytest
 from emulate_card import CHANGE_MS, MS, Card, Clock
 
@@ -43,3 +45,23 @@ def test_what_is_skipped_takes_no_time_though_it_looks_at_the_clock() -> None:
 
     assert clock.skip(work) == 7
     assert 0.0 < clock() < 0.2
+
+
+def test_help_says_that_prompts_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["emulate_card.py", "--help"])
+    with pytest.raises(SystemExit):
+        emulate_card._arguments()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "how many of the built-in prompts each arm is asked" in told
+    assert "(default: 12)" in told
+
+
+def test_no_prompts_are_too_few(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["emulate_card.py", "--prompts", "0"])
+    with pytest.raises(SystemExit):
+        emulate_card._arguments()
+    assert "0 is not a whole number of at least 1" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     file = tmp_path / "target.gguf"
     file.write_text("no model")
-    assert refusal(file, file).startswith(f"{file} is not a GGUF file")
+    assert refusal(file, file).startswith("target.gguf is not a GGUF file")
 
 
 @pytest.mark.parametrize("flag", ["--tokens", "--threads", "--context"])

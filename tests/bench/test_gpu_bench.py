@@ -76,7 +76,33 @@ def bench(tmp_path: Path) -> Any:
     args = argparse.Namespace(
         out=tmp_path / "out", source=Path("small.gguf"), sizes=["8b"], temps=[0.0], work=tmp_path
     )
+    gpu_bench.prepare(argparse.Namespace(**vars(args) | {"draft": Path("draft.gguf")}))
     return gpu_bench.Bench(args, None)
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    work, out = tmp_path / "a" / "work", tmp_path / "b" / "out"
+    given = {"source": Path("small.gguf"), "draft": Path("draft.gguf"), "sizes": ["8b"]}
+    gpu_bench.prepare(argparse.Namespace(work=work, out=out, **given))
+    assert work.is_dir()
+    assert out.is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    args = argparse.Namespace(work=tmp_path / "file" / "work", out=tmp_path)
+    with pytest.raises(SystemExit, match=r"Cannot make the folder .*work: .*\. Name another one"):
+        gpu_bench.prepare(args)
+
+
+@pytest.mark.parametrize("given", ["source", "draft"])
+def test_a_model_that_was_given_is_not_replaced(tmp_path: Path, given: str) -> None:
+    files = {"source": Path("small.gguf"), "draft": Path("draft.gguf")}
+    files[given] = tmp_path / "widened-8b.gguf"
+    files[given].touch()
+    args = argparse.Namespace(work=tmp_path, out=tmp_path, sizes=["70b", "8b"], **files)
+    with pytest.raises(SystemExit, match=r"8b\.gguf would be replaced, which was given"):
+        gpu_bench.prepare(args)
 
 
 def reply(bench: Any, arm: str, tok_s: float | None, accepted: int = 0, **more: Any) -> None:

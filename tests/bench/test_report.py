@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,9 +17,12 @@ from specllama.bench import plots
 from specllama.bench.report import Report
 from specllama.bench.runner import Arm, Run
 from specllama.errors import UsageError
-from specllama.results import Forecast
+from specllama.results import Forecast, SourceStats, SpecStats
 from specllama.scheduling.table import CostTable
-from tests.bench.fakes import DRAFTING, PLAIN, make_run, spec
+from tests.bench.fakes import DRAFTING, PLAIN, at_temperature, make_run, spec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 KINDS = ("chat", "code")
 FACTS = {"cpu": "Abacus", "load_average_before": [0.0, 0.1, 0.2]}
@@ -30,7 +34,7 @@ def runs_of(arm: Arm, seconds: Sequence[float], tokens: Sequence[int] = (1, 2, 3
     drafted = spec(2, 1, 2) if arm.drafts else spec(3, 0, 0)
     return [
         make_run(arm, f"p{n}", kind=KINDS[n % 2], blocks=[(1, 0.5), (2, 0.5 + each)],
-                 tokens=tokens, stats=drafted)
+                 tokens=tokens, stats=drafted, rate=2 / each)
         for n, each in enumerate(seconds)
     ]  # fmt: skip
 
@@ -85,7 +89,7 @@ def test_what_is_faster_for_certain_goes_before_what_seems_faster_still() -> Non
 
 
 def test_replies_without_a_rate_are_told() -> None:
-    runs = [make_run(arm, blocks=[(3, 1.0)]) for arm in (PLAIN, FAST)]
+    runs = [make_run(arm, blocks=[(3, 1.0)], rate=None) for arm in (PLAIN, FAST)]
     (line,) = Report(FACTS, [PLAIN, FAST], runs).verdicts
     assert line.startswith("nothing to compare: the replies are too short for a rate")
 
@@ -100,6 +104,38 @@ def test_an_arm_that_drafted_nothing_cannot_win() -> None:
     assert line.startswith("best: fast | furious")
     (line,) = Report(FACTS, [PLAIN, idle], [*plain, *nothing]).verdicts
     assert line.startswith("drafting does not pay here: no arm drafted anything")
+    (line,) = Report(FACTS, [PLAIN, idle], [*plain, *nothing], broke_off=True).verdicts
+    assert line.startswith("too few prompts to tell: no arm drafted anything")
+    (line,) = Report(FACTS, [PLAIN, idle], [*plain[:3], *nothing[:3]]).verdicts
+    assert line.startswith("too few prompts to tell: no arm drafted anything")
+
+
+def with_stats(runs: Sequence[Run], stats: SpecStats) -> list[Run]:
+    return [replace(run, generation=replace(run.generation, spec=stats)) for run in runs]
+
+
+def test_an_arm_whose_drafts_are_all_refused_cannot_win() -> None:
+    """It can only be slower: where it is faster, that is chance."""
+    vain = replace(DRAFTING, name="vain")
+    refused = with_stats(runs_of(vain, [0.9] * 8), spec(3, 0, 5))
+    plain = runs_of(PLAIN, [1.0] * 8)
+    (line,) = Report(FACTS, [PLAIN, vain, FAST], [*plain, *refused, *runs_of(FAST, [0.95] * 8)]
+                     ).verdicts  # fmt: skip
+    assert line.startswith("best: fast | furious")
+    (line,) = Report(FACTS, [PLAIN, vain], [*plain, *refused]).verdicts
+    assert line.startswith("drafting does not pay here: no draft was accepted")
+
+
+def test_the_best_of_many_needs_more_than_the_only_one() -> None:
+    """Its interval holds for all arms together, so that the luckiest one is not called faster."""
+    plain, fast = runs_of(PLAIN, [1.0] * 20), runs_of(FAST, [0.915, 1.03] * 10)
+    (alone,) = Report(FACTS, [PLAIN, FAST], [*plain, *fast]).verdicts
+    assert alone.startswith("best: fast | furious")
+    others = [replace(DRAFTING, name=f"arm {n}") for n in range(11)]
+    slow = [run for arm in others for run in runs_of(arm, [1.1] * 20)]
+    (line,) = Report(FACTS, [PLAIN, FAST, *others], [*plain, *fast, *slow]).verdicts
+    assert line.startswith("drafting makes no certain difference here: fast | furious")
+    assert re.search(r"\(CI 0\.9\d-1\.\d\d, best of 12\)", line)
 
 
 def test_stages_are_both_told() -> None:
@@ -111,8 +147,28 @@ def test_stages_are_both_told() -> None:
 
 
 def test_there_is_no_verdict_without_a_comparison() -> None:
-    assert Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])).verdicts == []
     assert Report(FACTS, [PLAIN, FAST], []).verdicts == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"draft_max": 0}, "no arm may draft (--draft-max 0)"),
+        ({"drafter": "none"}, "no arm may draft (--drafter none)"),
+        (None, "no arm that drafts can run with these models and settings"),  # it was left out
+    ],
+)
+def test_why_nothing_was_compared_is_told(settings: dict[str, Any] | None, why: str) -> None:
+    arms = [PLAIN]
+    if settings is not None:
+        arms.append(replace(DRAFTING, params=replace(DRAFTING.params, **settings)))
+    runs = [run for arm in arms for run in runs_of(arm, [1.0] * 4)]
+    assert Report(FACTS, arms, runs).verdicts == [f"nothing was compared: {why}"]
+
+
+def test_an_interruption_before_any_draft_is_told() -> None:
+    (line,) = Report(FACTS, [PLAIN, FAST], runs_of(PLAIN, [1.0])).verdicts
+    assert line == "nothing was compared: no arm that drafts had its turn"
 
 
 def test_markdown_tables_are_whole() -> None:
@@ -167,6 +223,7 @@ def test_csv_has_a_row_for_each_arm_and_kind() -> None:
         ("fast | furious", "chat"),
         ("fast | furious", "code"),
     ]
+    assert [row["text"] for row in rows] == ["", "same", "", ""]
     assert rows[0]["speedup"] == "" and float(rows[1]["speedup"]) == pytest.approx(1.581, abs=1e-3)
 
 
@@ -193,6 +250,49 @@ def test_remarks() -> None:
     assert found[:2] == ["Interrupted.", "fast | furious drafted nothing."]
     assert "busy" in found[2] and len(found) == 3
     assert report().remarks == []
+
+
+@pytest.mark.parametrize(("after", "busy"), [(2.3, []), (3.2, ["during the runs"])])
+def test_more_load_than_the_runs_make_is_told(after: float, busy: list[str]) -> None:
+    facts = FACTS | {"settings": {"threads": 1, "threads_batch": 2, "draft_threads": 1}}
+    found = replace(report(), facts=facts | {"load_average_after": [after, 1.0, 1.0]}).remarks
+    assert len(found) == len(busy) and all(part in found[0] for part in busy)
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "rounds", "told"), [(3.5, 40, 1), (0.25, 40, 1), (2.0, 40, 0), (3.5, 5, 0)]
+)
+def test_forecasts_that_are_far_off_are_told(measured_s: float, rounds: int, told: int) -> None:
+    stats = replace(spec(2, 1, 2), forecast=Forecast(rounds, 10.0, 1.0, 10, measured_s))
+    runs = [*runs_of(PLAIN, [1.0]), *with_stats(runs_of(FAST, [0.5]), stats)]
+    found = Report(FACTS, [PLAIN, FAST], runs).remarks
+    assert len(found) == told and all("busy at times: do not publish" in note for note in found)
+
+
+def seeded(
+    arm: Arm, *, seed_given: bool = False, temperature: float = 0.8, **params: Any
+) -> Report:
+    """A report of one drafting arm at a temperature."""
+    arm = at_temperature(replace(arm, params=replace(arm.params, **params)), temperature)
+    facts = FACTS | {"settings": {"seed_given": seed_given}}
+    return Report(facts, [PLAIN, arm], [*runs_of(PLAIN, [1.0]), *runs_of(arm, [0.5])])
+
+
+def test_that_seeds_choose_the_rule_is_told_in_every_form_with_notes() -> None:
+    found = seeded(FAST)
+    (note,) = found.remarks
+    assert "--verify auto is coupled here" in note and "--verify rejection measures" in note
+    assert f"- {note}" in found.markdown() and found.warnings == []
+    assert found.to_dict()["notes"] == list(found.jsonl())[-1]["notes"] == [note]
+    (note,) = seeded(FAST, drafter="tree").remarks
+    assert "--verify greedy-one measures" in note
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed_given": True}, {"temperature": 0.0}, {"verify": "coupled"}]
+)
+def test_that_seeds_choose_the_rule_is_told_only_where_they_do(other: dict[str, Any]) -> None:
+    assert seeded(FAST, **other).remarks == []
 
 
 def of_lossy_rule(run: Run) -> Run:
@@ -291,6 +391,7 @@ def test_every_chart_is_a_picture(tmp_path: Path) -> None:
     assert {file.name for file in files} == {
         f"{name}.{suffix}" for name in plots.CHARTS for suffix in ("png", "svg")
     }
+    assert sorted(file.name for file in files) == sorted(plots.FILES)
     for file in files:
         start = file.read_bytes()[:200]
         assert start.startswith(b"\x89PNG" if file.suffix == ".png" else b"<?xml")
@@ -316,7 +417,7 @@ def test_many_arms_can_be_drawn(tmp_path: Path) -> None:
     arms = [PLAIN, *(replace(DRAFTING, name=f"arm {n}") for n in range(16))]
     runs = [run for arm in arms for run in runs_of(arm, [1.0, 0.9])]
     del runs[-1]  # not every arm has every kind
-    assert len(plots.save_all(Report(FACTS, arms, runs), tmp_path)) == 10
+    assert len(plots.save_all(Report(FACTS, arms, runs), tmp_path)) == 8
 
 
 @pytest.mark.usefixtures("matplotlib")
@@ -334,6 +435,91 @@ def test_another_model_has_no_place_among_speed_ups(tmp_path: Path) -> None:
 def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
     files = plots.save_all(Report(FACTS, [PLAIN], runs_of(PLAIN, [1.0])), tmp_path)
     assert {file.stem for file in files} == {"tokens_per_round", "time"}
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_replies_of_one_token_have_no_chart_of_times(tmp_path: Path) -> None:
+    runs = [make_run(arm, blocks=[(1, 1.0)], rate=None) for arm in (PLAIN, FAST)]
+    files = plots.save_all(Report(FACTS, [PLAIN, FAST], runs), tmp_path)
+    assert {file.stem for file in files} == {"tokens_per_round"}
+
+
+def axes_of(chart: Callable[[Axes, Report], None], found: Report) -> Axes:
+    """A chart, drawn."""
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    chart(axes, found)
+    return axes
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_places_with_few_tested_tokens_are_left_out_and_equal_arms_apart() -> None:
+    depths = [SourceStats(20, 20, 15), SourceStats(12, 12, 6), SourceStats(3, 3, 3)]
+    arms = [replace(DRAFTING, name="one"), replace(DRAFTING, name="two")]
+    stats = replace(spec(9, 24, 35), by_depth=depths)
+    runs = [run for arm in arms for run in with_stats(runs_of(arm, [1.0]), stats)]
+    one, two = axes_of(plots.acceptance, Report(FACTS, arms, runs)).lines
+    assert list(one.get_ydata()) == list(two.get_ydata()) == [0.75, 0.5]
+    assert [round(x) for x in one.get_xdata()] == [round(x) for x in two.get_xdata()] == [1, 2]
+    assert all(b - a > 0.1 for a, b in zip(one.get_xdata(), two.get_xdata(), strict=True))
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_batches_have_whole_tokens() -> None:
+    few = replace(with_predictions(), costs=CostTable(same={1: 0.01, 2: 0.011, 3: 0.016}))
+    assert all(tick == int(tick) for tick in axes_of(plots.costs, few).get_xticks())
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("n_arms", [1, 8])
+def test_names_of_kinds_may_be_long_or_in_any_script(tmp_path: Path, n_arms: int) -> None:
+    """A warning of matplotlib's would be an error here."""
+    arms = [PLAIN, *(replace(FAST, name=f"arm {n}") for n in range(n_arms))]
+    runs = [
+        replace(run, prompt=replace(run.prompt, kind=kind))
+        for arm in arms
+        for run, kind in zip(runs_of(arm, [0.5, 0.8]), ["中文问题", "long " * 40], strict=True)
+    ]
+    found = Report(FACTS, arms, runs)
+    axes = axes_of(plots.kinds, found)
+    labels = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert max(map(len, labels)) < 30 and any(label.endswith("…") for label in labels)
+    plots.save_all(found, tmp_path)
+    plots.overview(found, tmp_path / "all.png")
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_charts_name_models_and_machine(tmp_path: Path) -> None:
+    facts = FACTS | {
+        "target": {"name": "big"}, "draft": {"name": "small"}, "date": "2026-11-29T12:00:00+00:00"
+    }  # fmt: skip
+    files = plots.save_all(replace(report(), facts=facts), tmp_path)
+    assert all(
+        "target big, draft small, Abacus, 2026-11-29" in file.read_text()
+        for file in files
+        if file.suffix == ".svg"
+    )
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_long_names_of_arms_make_a_figure_wider(tmp_path: Path) -> None:
+    widths = []
+    for name in ("short", "a name of sixty characters that leaves little of a figure itself"):
+        arm = replace(FAST, name=name)
+        found = Report(FACTS, [PLAIN, arm], [*runs_of(PLAIN, [1.0]), *runs_of(arm, [0.5])])
+        plots.overview(found, tmp_path / "all.png")
+        data = (tmp_path / "all.png").read_bytes()
+        widths.append(int.from_bytes(data[16:20], "big"))
+    assert widths[0] == 1650 and widths[1] > 2500
+
+
+def test_only_charts_are_removed(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in ("mine.png", "report.md", "time.txt")]
+    for file in (*others, *(tmp_path / name for name in plots.FILES)):
+        file.touch()
+    plots.remove_all(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 @pytest.mark.usefixtures("matplotlib")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from time import sleep
 from typing import Any
 
 import pytest
 
+from specllama.bench import metrics
 from specllama.bench.prompts import Prompt
-from specllama.bench.runner import Arm, Hooks, Session, measure
+from specllama.bench.runner import Arm, Hooks, Session, measure, when_made
 from specllama.errors import UsageError
 from specllama.options import GenerationParams
 from tests.bench.fakes import DRAFTING, PLAIN, BenchDecoder, make_run
@@ -75,6 +77,41 @@ def test_drafted_tokens_are_not_the_targets_own() -> None:
     assert run.own == (True, False, False, True)
 
 
+def test_tokens_that_come_one_by_one_keep_their_times() -> None:
+    given = [1.0, 1.5, 1.500001, 2.25]
+    assert when_made(given, [True, False, True, True], 0.25) == given
+    assert when_made([], [], 0.25) == []
+
+
+def test_rounds_that_are_given_out_together_share_the_wait() -> None:
+    """Four rounds of which three were held back: the second has two tokens."""
+    given = [1.0, 4.0, 4.000001, 4.000002, 4.000003]
+    made = when_made(given, [True, False, True, True, True], 1.0)
+    assert made == pytest.approx([1.0, 2.0, 2.0, 3.0, 4.0], abs=1e-5)
+
+
+def test_a_first_round_that_was_held_back_came_when_the_engine_says() -> None:
+    made = when_made([3.0, 3.0, 3.0, 4.0], [True, True, True, False], 1.0)
+    assert made == pytest.approx([1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_reply_that_is_held_back_as_a_whole_has_ordinary_rounds() -> None:
+    class Held(BenchDecoder):
+        """Gives its four tokens out together; its engine had the first one after 0.18 s."""
+
+        def _start(self, *given: Any) -> Any:
+            stream = super()._start(*given)
+            events = list(stream)
+            sleep(0.3)
+            stream._events = (event for event in events)
+            return stream
+
+    (run,) = measure(session(Held()), [PLAIN], 1)
+    first, *others = run.times
+    assert first == pytest.approx(0.18) and others[-1] >= 0.3
+    assert metrics.round_seconds(run) == pytest.approx([(others[-1] - first) / 3] * 3)
+
+
 def test_a_cancelled_run_is_dropped_and_ends_it() -> None:
     streams: list[Any] = []
     decoder = BenchDecoder()
@@ -113,6 +150,14 @@ def test_without_its_baseline_there_is_nothing_to_measure() -> None:
 def test_prompts_that_leave_no_room_for_the_reply_are_found() -> None:
     long = Prompt("long", "chat", "word " * 20)
     assert session(BenchDecoder(n_ctx=20), A, long).too_long() == [long]
+
+
+def test_replies_without_a_limit_go_on_until_their_end() -> None:
+    decoder = BenchDecoder(n_ctx=3)
+    endless = Session({"target": decoder}, (A, B), max_tokens=None)  # type: ignore[dict-item]
+    (run,) = measure(replace(endless, prompts=(A,)), [PLAIN], 1)
+    assert decoder.chats[0][1].max_tokens is None and len(run.generation.tokens) == 4
+    assert endless.too_long() == [B]  # four words, and no room for any reply
 
 
 def test_done_is_told_of_each_run() -> None:

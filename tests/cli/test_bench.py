@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,8 @@ PROMPTS = "\n".join(
     json.dumps({"id": f"p{n}", "kind": kind, "prompt": f"Say {n}."})
     for n, kind in enumerate(["chat", "chat", "list", "list", "list"])
 )
-SLOW = Reply(delay=0.004)
-QUICK = Reply(tokens=SLOW.tokens, drafted=frozenset({1, 2}), delay=0.001)
+SLOW = Reply(delay=0.004, tok_s=40.0)
+QUICK = Reply(tokens=SLOW.tokens, drafted=frozenset({1, 2}), delay=0.001, tok_s=80.0)
 
 
 @pytest.fixture
@@ -59,7 +62,8 @@ def bench(
 
 def test_the_report_goes_to_stdout_and_ends_with_the_verdict(bench: Bench) -> None:
     result = bench()
-    assert (result.code, result.err) == (0, "")
+    assert result.code == 0 and result.err.count("\n") == 1
+    assert result.err.startswith("All arms get the same seeds, so --verify auto is coupled here")
     assert result.out.startswith("# specllama bench\n")
     last = result.out.splitlines()[-1]
     assert last.startswith("best: drafting (default settings): ")
@@ -96,6 +100,23 @@ def test_runs_have_a_length_and_a_seed_where_nobody_says(
     bench("-r", "1")
     assert {params.max_tokens for _, params in decoder.chats} == {bench_work.MAX_TOKENS}
     assert all(params.seed is not None for _, params in decoder.chats)
+
+
+def test_without_a_limit_replies_go_on_until_their_end(bench: Bench, decoder: BenchDecoder) -> None:
+    result = bench("-n", "-1", "-r", "1", "-o", "json")
+    assert {params.max_tokens for _, params in decoder.chats} == {None}
+    assert json.loads(result.out)["facts"]["settings"]["max_tokens"] == -1
+
+
+def test_threads_and_sampling_are_told_whoever_chose_them(bench: Bench) -> None:
+    settings = json.loads(bench("-r", "1", "-o", "json").out)["facts"]["settings"]
+    assert settings["threads"] == settings["threads_batch"] == settings["draft_threads"] > 0
+    assert (settings["top_k"], settings["top_p"], settings["min_p"]) == (40, 0.95, 0.05)
+    assert settings["seed_given"] is False and "repeat_penalty" not in settings
+    out = bench("-r", "1", "-t", "3", "-td", "1", "--top-k", "7", "--repeat-penalty", "1.1").out
+    for told in ("threads 3", "threads batch 3", "draft threads 1", "top k 7", "min p 0.05",
+                 "repeat penalty 1.1"):  # fmt: skip
+        assert f", {told}, " in out
 
 
 def test_lists_are_swept(bench: Bench) -> None:
@@ -164,13 +185,27 @@ def test_json_lines_and_csv(bench: Bench) -> None:
 def test_files_and_charts(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder, chart = tmp_path / "new" / "results", tmp_path / "all.png"
-    result = bench("--out", str(folder), "--plot", str(chart), "-r", "1")
+    result = bench("--out", str(folder), "--plot", str(chart), "-r", "3")
     assert result.code == 0 and chart.read_bytes().startswith(b"\x89PNG")
     assert (folder / "report.md").read_text() + "\n" == result.out.rpartition("best: ")[0]
     assert {file.name for file in folder.iterdir()} >= {
         "report.json", "runs.jsonl", "table.csv", "speedup.png", "speedup.svg", "time.png"
     }  # fmt: skip
     assert f"wrote {folder / 'runs.jsonl'}\n" in result.err
+    assert (folder / "acceptance.png").is_file()
+
+
+def test_charts_of_an_earlier_run_do_not_stay(
+    bench: Bench, decoder: BenchDecoder, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    bench("--out", str(tmp_path), "-r", "3")
+    (tmp_path / "mine.png").touch()
+    assert (tmp_path / "acceptance.png").is_file()
+    decoder.drafting = say("no drafts at all")
+    bench("--out", str(tmp_path), "-r", "3")
+    assert not {"acceptance.png", "acceptance.svg"} & {file.name for file in tmp_path.iterdir()}
+    assert (tmp_path / "speedup.png").is_file() and (tmp_path / "mine.png").is_file()
 
 
 def test_without_matplotlib_the_folder_has_no_charts(
@@ -215,10 +250,12 @@ def test_the_store_of_answers_is_off(bench: Bench, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_report_is_printed_even_where_it_cannot_be_written(
-    bench: Bench, tmp_path: Path
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "report.md").mkdir()
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "report.md")
+
+    monkeypatch.setattr("specllama.bench.report.Report.save", full)
     result = bench("--out", str(tmp_path / "results"), "-r", "1")
     assert result.code == 1 and "report.md" in result.err
     assert result.out.splitlines()[-1].startswith("best: ")
@@ -327,6 +364,55 @@ def test_ctrl_c_while_a_prompt_is_read(bench: Bench, decoder: BenchDecoder) -> N
     assert bench().code == 130
 
 
+def test_a_second_ctrl_c_loses_nothing(
+    bench: Bench, decoder: BenchDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while decoders are closed, and another one while the report is printed."""
+    decoder.interrupt_at = 2 + 13
+    close, prints = decoder.close, bench_command._print
+
+    def close_slowly() -> None:
+        signal.raise_signal(signal.SIGINT)
+        close()
+
+    def print_slowly(*given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        prints(*given)
+
+    monkeypatch.setattr(decoder, "close", close_slowly)
+    monkeypatch.setattr(bench_command, "_print", print_slowly)
+    before = signal.getsignal(signal.SIGINT)
+    result = bench("-o", "json")
+    assert result.code == 130 and len(json.loads(result.out)["runs"]) == 12
+    assert "Interrupted after 12 of 20 runs." in result.err
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_ctrl_c_while_the_bar_goes_loses_nothing(
+    bench: Bench, decoder: BenchDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = bench_work._bar
+
+    @contextmanager
+    def slow_to_go() -> Iterator[Any]:
+        with bar() as shown:
+            try:
+                yield shown
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(bench_work, "_bar", slow_to_go)
+    decoder.interrupt_at = 2 + 13
+    result = bench("-o", "json")
+    assert result.code == 130 and len(json.loads(result.out)["runs"]) == 12
+
+
+def test_after_few_prompts_nothing_is_said_of_drafting(bench: Bench, decoder: BenchDecoder) -> None:
+    decoder.drafting = say("no drafts at all")
+    decoder.interrupt_at = 2 + 18
+    assert bench().out.splitlines()[-1].startswith("too few prompts to tell: no arm drafted")
+
+
 def test_a_failure_keeps_what_was_measured(bench: Bench, decoder: BenchDecoder) -> None:
     decoder.fail_at = 2 + 13
     result = bench("--json")
@@ -366,14 +452,39 @@ def test_a_failure_of_the_first_run_is_all_there_is(bench: Bench, decoder: Bench
         (("--plot", "a.doc"), "Cannot write a plot as a.doc."),
         (("--plot", "/nowhere/a.png"), "There is no folder /nowhere."),
         (("--plot", "/"), "/ is a folder."),
+        (("--plot", "/dev/full"), "/dev/full is there, and cannot be written over."),
+        (("--plot", "/proc/a.png"), "Cannot write /proc/a.png: "),
+        (("--out", "/proc"), "Cannot write /proc/report.md: "),
+        (("--out", "/proc/new"), "Cannot make the folder /proc/new: "),
+        (("--out", __file__), "test_bench.py is no folder. --out takes one"),
     ],
 )
 def test_wrong_requests_are_sentences(
     bench: Bench, decoder: BenchDecoder, args: tuple[str, ...], sentence: str
 ) -> None:
     result = bench(*args)
-    assert result.code == 2 and sentence in result.err
+    assert result.code == 2 and sentence in " ".join(result.err.split("\n"))
     assert result.out == "" and decoder.chats == []
+
+
+@pytest.mark.parametrize("name", ["report.json", "speedup.svg"])
+def test_a_folder_in_a_files_place_is_found_before_measuring(
+    bench: Bench, decoder: BenchDecoder, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    result = bench("--out", str(tmp_path))
+    assert result.code == 2 and f"{name} is there, and cannot be written over." in result.err
+    assert decoder.chats == [] and [file.name for file in tmp_path.iterdir() if file.is_file()] == [
+        "prompts.jsonl"
+    ]
+
+
+@pytest.mark.parametrize("flags", [("--draft-max", "0"), ("--drafter", "none")])
+def test_that_nothing_was_compared_is_the_last_line(bench: Bench, flags: tuple[str, ...]) -> None:
+    result = bench("-r", "1", *flags)
+    assert result.code == 0
+    last = result.out.splitlines()[-1]
+    assert last == f"nothing was compared: no arm may draft ({' '.join(flags)})"
 
 
 def test_json_is_one_form_of_several(bench: Bench, decoder: BenchDecoder) -> None:
@@ -411,6 +522,19 @@ def test_an_arm_that_never_drafts_is_told(bench: Bench, decoder: BenchDecoder) -
 def test_a_bar_shows_on_a_terminal_only(bench: Bench) -> None:
     assert "10/10" in bench("-r", "1", tty=["stderr"]).err
     assert bench("-r", "1", "-q", tty=["stderr"]).err == ""
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_long_names_leave_the_bar_where_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = bench("-r", "1", "--verify", "block", "--drafter", "suffix+model", "--draft-max", "16",
+                  "-s", "1", tty=["stderr"]).err  # fmt: skip
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown))
+    drawn = [line for line in lines if "10/10" in line]
+    assert drawn and all("━━━" in line and "…" in line and len(line) <= width for line in drawn)
 
 
 # Real models

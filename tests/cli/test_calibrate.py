@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.calibration import Threads
-from specllama.cli import model_flags, settings
+from specllama.cli import doctor, model_flags, settings
 from specllama.cli.cost_view import bar, table_lines
 from specllama.kept_costs import place_of, tables
 from specllama.scheduling.table import CostTable
@@ -24,28 +25,54 @@ Cli = Callable[..., Result]
 
 @dataclass
 class FakeCalibration:
-    """Measures nothing; breaks off after so many steps."""
+    """Measures nothing; breaks off after so many steps.
+
+    Attributes:
+        presses: how often Ctrl-C is pressed while it ends, finishes and advises, each time.
+        tidied: whether its steps came to their own end.
+    """
 
     steps: int = 3
     interrupt_after: int | None = None
+    presses: int = 0
     threads: Threads = field(
         default_factory=lambda: Threads({1: 0.02, 2: 0.012}, {1: 0.1, 2: 0.06})
     )
     finished: int = 0
     trouble: str = ""
+    tidied: bool = False
 
     def run(self) -> Iterator[tuple[float, str]]:
-        for step in range(self.steps):
-            if step == self.interrupt_after:
-                raise KeyboardInterrupt
-            yield step / self.steps, "batches"
+        try:
+            for step in range(self.steps):
+                if step == self.interrupt_after:
+                    signal.raise_signal(signal.SIGINT)
+                yield step / self.steps, "batches"
+        finally:
+            if self.interrupt_after is not None:
+                self.press()
+            self.tidied = True
 
     def finish(self) -> CostTable:
         self.finished += 1
+        self.press()
         return CostTable() if self.interrupt_after == 0 else TABLE
 
     def advice(self) -> list[str]:
-        return ["-t 2 makes plain decoding 40% faster than 1."]
+        self.press()
+        return ["-t 2 makes plain decoding 1.67 times as fast as -t 1."]
+
+    def press(self) -> None:
+        for _ in range(self.presses):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def load(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The load average, which tests may change."""
+    load = [0.5, 3.0, 3.0]
+    monkeypatch.setattr("psutil.getloadavg", lambda: tuple(load))
+    return load
 
 
 @pytest.fixture
@@ -67,7 +94,20 @@ def test_prints_the_table_and_what_to_use(calibrate: Callable[..., Result]) -> N
     assert "fake-135m with fake-draft: calibrated 2026-11-28 12:00, load average 0.5" in result.out
     assert "     2   19.90      1.69" in result.out
     assert "bit-exact with --exact: batches of up to 7 tokens" in result.out
-    assert "-t 2 makes plain decoding 40% faster than 1." in result.err
+    assert result.err == "-t 2 makes plain decoding 1.67 times as fast as -t 1.\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_busy_machine_is_told(
+    calibrate: Callable[..., Result], load: list[float], options: list[str]
+) -> None:
+    load[0] = 3.5
+    result = calibrate(FakeCalibration(), *options)
+    told = "The machine is busy (load average 3.5), so costs may be measured too dear. "
+    assert result.code == 0
+    assert result.err.startswith(f"Warning: {told}Calibrate again when nothing else runs.\n")
+    if options:
+        assert json.loads(result.out)["warnings"][0].startswith(told)
 
 
 def test_json(calibrate: Callable[..., Result]) -> None:
@@ -82,6 +122,18 @@ def test_ctrl_c_keeps_and_prints_what_there_is(calibrate: Callable[..., Result])
     assert result.code == 130
     assert calibration.finished == 1
     assert "19.90" in result.out
+
+
+@pytest.mark.parametrize("interrupt_after", [1, None])
+def test_later_ctrl_c_waits_for_what_there_is(
+    calibrate: Callable[..., Result], interrupt_after: int | None
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    calibration = FakeCalibration(interrupt_after=interrupt_after, presses=2)
+    result = calibrate(calibration)
+    assert (result.code, calibration.finished, calibration.tidied) == (130, 1, True)
+    assert "19.90" in result.out and "1.67 times" in result.err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_before_anything(calibrate: Callable[..., Result]) -> None:
@@ -139,6 +191,13 @@ def test_costs_after_another_size_have_their_column() -> None:
     assert "4.40" not in lines[2]
 
 
+def test_sizes_are_in_order() -> None:
+    costs = {1: 0.003, 17: 0.02, 4: 0.004}
+    lines = table_lines(CostTable(same=costs, draft={"model": costs}))
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "4", "17"]
+    assert "1: 3.00, 4: 4.00, 17: 20.00 ms" in lines[4]
+
+
 def test_bars() -> None:
     assert [bar(share, 2) for share in (0.0, 0.25, 0.5, 1.0)] == ["", "▌", "█", "██"]
 
@@ -177,6 +236,55 @@ class TestDoctor:
         assert "     2   19.90      1.69" in result.out
         data = json.loads(cli("doctor", "-m", str(model), "-md", "none", "--json").out)
         assert data["cost table"] == TABLE.to_dict()
+
+    def test_shows_what_was_measured_with_options(
+        self, cli: Cli, tmp_path: Path, llama_cpp: None
+    ) -> None:
+        model = write_gguf(tmp_path / "model.gguf")
+        pair = ("-m", str(model), "-md", "none")
+        flags = (
+            "-ngl",
+            "0",
+            "--tensor-split",
+            "3,1",
+            "-t",
+            "7",
+            "-tb",
+            "5",
+            "-td",
+            "7",
+            "-fa",
+            "on",
+        )
+        own = settings.load(
+            {
+                "gpu_layers": 0,
+                "tensor_split": [3, 1],
+                "threads": 7,
+                "threads_batch": 5,
+                "flash_attn": "on",
+            }
+        )
+        tables().save(place_of(model, None, own.model_options()), TABLE)
+        said = cli("doctor", *pair).out
+        assert "none yet; specllama calibrate measures one" in said
+        line = next(line for line in said.splitlines() if "other options" in line)
+        assert line.split(" -")[0].split() == ["other", "options"]
+        assert line.endswith(": calibrated 2026-11-28 12:00, load average 0.5")
+        named = line.removeprefix("  other options     ").split(": ")[0]
+        assert named == "-ngl 0 --tensor-split 3.0,1.0 -t 7 -tb 5 -td 7 -fa on"
+        for options in (flags, named.split()):
+            data = json.loads(cli("doctor", *pair, *options, "--json").out)
+            assert data["cost table"] == TABLE.to_dict()
+
+    def test_has_a_name_for_every_setting(self, tmp_path: Path, llama_cpp: None) -> None:
+        """Each one that tables depend on is an option that leads to the table."""
+        model = write_gguf(tmp_path / "model.gguf")
+        options = settings.load({}).model_options()
+        known = json.loads(place_of(model, None, options).identity["settings"])
+        assert known.keys() <= doctor._FLAGS.keys()
+        changed = {"threads": 1, "exact": True, "device": None, "tensor_split": []}
+        assert doctor._options(changed) == "--exact (no --tensor-split) (no --device) -t 1"
 
     def test_says_where_there_is_none(self, cli: Cli, tmp_path: Path, llama_cpp: None) -> None:
         model = write_gguf(tmp_path / "model.gguf")

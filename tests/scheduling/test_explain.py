@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import pytest
+
+from specllama.cli.cost_view import table_lines
 from specllama.results import Forecast, SourceStats, SpecStats
 from specllama.scheduling.acceptance import Step
 from specllama.scheduling.explain import Explanation, explain
@@ -78,3 +83,54 @@ def test_changing_the_size_is_told() -> None:
     known.recall(CostTable(same=same))
     lines = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0).lines
     assert "another size" not in lines[0]
+
+
+def test_the_table_is_at_todays_pace_as_the_sentences_are() -> None:
+    """A calibrated one keeps its level, whatever the machine does meanwhile."""
+    known = Scheduler(replays=False)
+    kept = CostTable(
+        "calibrated",
+        same={1: 0.023, 2: 0.025, 8: 0.04},
+        draft={"model": {1: 0.0014, 4: 0.005, 8: 0.01}},
+    )
+    known.recall(kept)
+    for _ in range(40):
+        known.costs.observe_target(1, 0.015)
+        known.costs.observe_target(2, 0.0163)
+        known.costs.observe_draft("model", 4, 0.01)
+    assert known.table().same[1] == pytest.approx(0.023, rel=0.1)
+    found = explain(known, SpecStats(rounds=1), costly=["model"], free=[], temperature=0.0)
+    lines = table_lines(found.table)
+    assert (
+        lines[1].split()[:2] == ["1", "15.00"]
+        and "(A single token takes 15.0 ms.)" in found.lines[0]
+    )
+    assert (
+        lines[2].split()[:3] == ["2", "16.30", "1.09"]
+        and "A batch of 2 costs 1.09" in found.lines[0]
+    )
+    assert lines[3].split()[1] == "26.08"
+    share = f"{found.prospects[0].token_share:.2f} of a plain one"
+    assert f"(a token is {share})" in lines[4] and f"model costs {share}" in found.lines[1]
+
+
+@pytest.mark.parametrize("how", ["calibrated", "learned"])
+def test_what_was_only_kept_is_told_as_it_was_kept(how: Literal["calibrated", "learned"]) -> None:
+    known = Scheduler()
+    kept = CostTable(how, same=dict(AVX2), draft={"model": {1: 0.0017}})
+    known.recall(kept)
+    found = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0)
+    assert (found.table.same, found.table.draft) == (kept.same, kept.draft)
+
+
+def test_what_changing_sizes_costs_is_at_todays_pace_too() -> None:
+    same = {n: 0.003 + 0.0003 * n for n in (1, 2, 4, 8)}
+    other, second = ({n: s + extra for n, s in same.items()} for extra in (0.0018, 0.0047))
+    known = Scheduler()
+    known.recall(CostTable("calibrated", same=same, other=other, second=second))
+    for _ in range(40):
+        known.costs.observe_target(1, 2 * same[1])
+    found = explain(known, SpecStats(rounds=1), costly=[], free=[], temperature=0.0).table
+    assert found.same == pytest.approx({n: 2 * seconds for n, seconds in same.items()})
+    assert found.other[4] == pytest.approx(2 * other[4])
+    assert found.second[4] == pytest.approx(2 * second[4])

@@ -48,6 +48,14 @@ def test_a_leap_counts_when_it_is_confirmed(factor: float) -> None:
     assert found.latest == 2.0 * factor
 
 
+def test_a_usual_time_after_a_hiccup_denies_it() -> None:
+    found = after(2.0, 2.0)
+    for _ in range(3):
+        assert not found.observe(50.0)
+        assert found.observe(2.0)
+    assert (found.value, found.count) == (2.0, 5)
+
+
 def test_a_cap_holds_for_all_that_was_seen() -> None:
     found = after(4.0, 5.0, 6.0)
     found.cap(3.0)

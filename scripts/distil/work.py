@@ -1,0 +1,49 @@
+"""The files of WORK, and what a step must find there."""
+
+from argparse import Namespace
+from pathlib import Path
+
+SEEDS, TEXT, CHECKPOINT, DRAFT = "seeds.npz", "text-{}.pt", "student.pt", "draft-f16.gguf"
+
+
+def needed(file: Path, how: str) -> None:
+    """Refuse to go on without a file.
+
+    Raises:
+        SystemExit: it is not there.
+    """
+    if not file.is_file():
+        raise SystemExit(f"{file} is not there. {how}")
+
+
+def distinct(out: Path, *given: Path | None) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        SystemExit: the output is one of the inputs, or a folder.
+    """
+    if any(file is not None and out.exists() and out.samefile(file) for file in given):
+        raise SystemExit(f"{out} is read and would be written over. Name or put it elsewhere.")
+    if out.is_dir():
+        raise SystemExit(f"{out} is a folder. Name a file in it.")
+
+
+def ready_to_train(args: Namespace, rank: int) -> None:
+    """What `train` reads is there, before anything takes time.
+
+    Raises:
+        SystemExit: something is not.
+    """
+    needed(args.target, "Name the GGUF that the draft is for.")
+    if args.start is not None:
+        needed(args.start, "Name an earlier draft with --start, or leave it out.")
+    if not (args.work / TEXT.format(rank)).is_file():
+        needed(args.work / SEEDS, "Make it first: distil_draft.py seeds TARGET WORK")
+    distinct(args.work / DRAFT, args.target, args.start)
+
+
+def ready_to_export(args: Namespace) -> None:
+    """The same for `export`."""
+    needed(args.target, "Name the GGUF that the draft is for.")
+    needed(args.work / CHECKPOINT, "Train first: distil_draft.py train TARGET WORK")
+    distinct(args.work / DRAFT, args.target)
