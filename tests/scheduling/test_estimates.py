@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise, product
+from operator import mul
 
 import numpy as np
 import pytest
 
 from specllama.results import SpecStats
 from specllama.sampling.distribution import Distribution
+from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.account import (
     _RISKED_SHARE,
@@ -214,6 +216,28 @@ class TestCosts:
         costs.observe_draft("model", 3, 0.0012)
         assert costs.draft_s("model", 1) == pytest.approx(0.0009)
         assert costs.draft_s("model", 3) == pytest.approx(0.0012)
+
+    def test_looks_further_cost_no_more_than_a_decode_of_the_draft_alone(self) -> None:
+        costs = Costs(CostTable(same={1: 0.010}, draft={"model": {1: 0.002, 4: 0.006}}))
+        costs.observe_draft("model", 1, 0.004)
+        assert costs.draft_s("model", 5) == pytest.approx(0.004 + 4 * 0.0015)
+
+    @pytest.mark.parametrize("larger_s, size", [(0.0196, 2), (0.0186, 3)])
+    def test_a_larger_size_is_taken_where_it_is_clearly_cheaper(
+        self, larger_s: float, size: int
+    ) -> None:
+        known = Scheduler()
+        known.recall(CostTable(same={1: 0.01, 2: 0.02, 3: larger_s}))
+        known.begin(1)
+        assert known.padded(2) == size
+
+    def test_a_change_of_a_twentieth_is_news(self) -> None:
+        costs = Costs()
+        seen(costs, 1, 0.0100, 33)  # behind a regular renewal, and well before the next
+        version = costs.version
+        seen(costs, 1, 0.0105, 12)
+        assert costs.version > version
+        assert costs.target_s(1) == pytest.approx(0.0105)
 
     def test_a_hiccup_in_company_is_none_alone(self) -> None:
         costs = Costs()
@@ -702,6 +726,29 @@ def chain(known: Scheduler, limit: int = 8) -> Outlook:
 
 
 class TestOutlook:
+    def test_a_chain_of_its_own_rate(self) -> None:
+        """No other threshold for each first confidence gives more tokens a second."""
+        acceptance = Acceptance()
+        for number in range(400):
+            sure = number % 2
+            observe(acceptance, 8, 8 if sure else 0, 9 if sure else 1, [0.95 if sure else 0.05] * 8)
+            acceptance.look(0.95 if sure else 0.05)
+        batch = [0.01 + 0.004 * n for n in range(9)]
+        draft = [0.0005 * n for n in range(9)]
+        looks = acceptance.looks()
+        survivals = accumulate((acceptance.at_depth(depth) for depth in range(1, 8)), mul)
+        given = list(accumulate([1.0, *survivals]))
+
+        def rate(lengths: tuple[int, ...]) -> float:
+            tokens = seconds = 0.0
+            for (part, first), n in zip(looks, lengths, strict=True):
+                tokens += part * (1.0 + (first * given[n - 1] if n else 0.0))
+                seconds += part * (batch[n] + draft[max(n, 1)])
+            return tokens / seconds
+
+        best = max(map(rate, product(range(9), repeat=len(looks))))
+        assert outlook.chain(acceptance, batch, draft).rate == pytest.approx(best, rel=1e-3)
+
     def test_nothing_pays(self) -> None:
         for few in (scheduler(0.01, 0.09, 8, 0.004), scheduler(0.01, 0.01, 0, 0.001)):
             assert chain(few).rate < few.plain_rate()
@@ -1051,6 +1098,14 @@ class TestWorth:
 
 
 class TestReplies:
+    def test_what_drafting_promises_is_looked_at_anew(self) -> None:
+        known = scheduler(0.01, 0.05, 8)
+        known.begin(1)
+        before = chain(known)
+        assert chain(known) is before
+        known.open_account(100)
+        assert chain(known) is not before
+
     """What changes when another text begins."""
 
     def test_acceptance_fades_once(self) -> None:
@@ -1365,6 +1420,21 @@ class TestAccount:
         assert not known.pays("model, greedy", "model", account, 400)
         assert known.pays("model, greedy", "model", account, 8)
 
+    def test_an_unknown_draft_is_taken_to_cost_a_quarter_of_a_token_each(self) -> None:
+        known = Scheduler()
+        known.recall(CostTable(same=dict.fromkeys(range(1, 9), 0.01)))
+        account = Account(known, 1000)
+        slack = account.slack_s
+        assert 0.0125 <= slack < 0.0175
+        assert known.affordable(account, "unknown", 8, 8) == int(slack / 0.0025)
+
+    @pytest.mark.parametrize("seconds", [math.nan, math.inf])
+    def test_a_time_that_is_none_is_not_booked(self, seconds: float) -> None:
+        account = Account(self.known, 100)
+        before = account.slack_s
+        account.book(seconds, 0.01)
+        assert account.slack_s == before
+
     def test_nothing_is_risked_before_a_plain_decode(self) -> None:
         assert not Account(Scheduler()).may_draft
 
@@ -1424,6 +1494,30 @@ class TestCompany:
 
 
 class TestForecast:
+    def test_learns_how_much_longer_rounds_take_than_medians_say(self) -> None:
+        known = scheduler(0.01, 0.05, 8)
+        stats, bet = SpecStats(), Bet("model, greedy", Expectation(1.0), (), 0.0)
+        for _ in range(100):
+            known.begin(1)
+            known.observe_batch(1, 0.01)
+            known.settle(0.015, 0.0, [Share(Account(known), stats, bet, 0, 1)])
+        before = stats.forecast.seconds
+        known.begin(1)
+        known.observe_batch(1, 0.01)
+        known.settle(0.015, 0.0, [Share(Account(known), stats, bet, 0, 1)])
+        assert stats.forecast.seconds - before == pytest.approx(0.015, rel=0.02)
+
+    @pytest.mark.parametrize("seconds", [-3600.0, 0.0, 3600.0, math.nan, math.inf])
+    def test_a_clock_that_was_set_spoils_nothing(self, seconds: float) -> None:
+        known = scheduler(0.01, 0.05, 8)
+        stats, bet = SpecStats(), Bet("model, greedy", Expectation(1.0), (), 0.0)
+        for taken in (seconds, 0.01):
+            known.begin(1)
+            known.observe_batch(1, 0.01)
+            known.settle(taken, 0.0, [Share(Account(known), stats, bet, 0, 1)])
+        assert stats.forecast.rounds == 1
+        assert stats.forecast.seconds == pytest.approx(0.01, rel=0.1)
+
     def test_expected_beside_measured(self) -> None:
         known = scheduler(0.01, 0.03, 8, 0.002)
         stats = SpecStats()
@@ -1444,18 +1538,6 @@ class TestForecast:
         known.settle(0.01, 0.0, [Share(Account(known), stats, Bet(), 0, 1)])
         assert stats.forecast.rounds == 0
         assert stats.forecast.error is None
-
-    @pytest.mark.parametrize("seconds", [math.nan, math.inf])
-    def test_a_round_that_no_clock_measured_is_not_compared(self, seconds: float) -> None:
-        known = scheduler(0.01, 0.03, 8, 0.002)
-        stats = SpecStats()
-        for taken in (seconds, 0.05):
-            known.begin(1)
-            known.observe_batch(9, 0.033)
-            bet = Bet("model, greedy", Expectation(5.0, [0.9] * 8), draft_s=0.016)
-            known.settle(taken, 0.017, [Share(Account(known), stats, bet, 8, 6)])
-        assert stats.forecast.rounds == 1
-        assert stats.forecast.error == pytest.approx(0.0, abs=0.5)
 
     def test_predicted_chances_meet_what_happened(self) -> None:
         known, stats = Scheduler(), SpecStats()
@@ -1495,6 +1577,16 @@ class TestStopping:
     def test_never_beyond_what_it_may(self) -> None:
         policy = stopping(scheduler(0.01, 0.01, 8), 100.0, most=3)
         assert [policy.go_on(n, 0.99) for n in range(5)] == [True] * 3 + [False] * 2
+
+    def test_looks_that_were_taken_are_paid_for(self) -> None:
+        """After two looks a chain of one token is no cheaper than the one of none."""
+        known = scheduler(0.01, 0.09, 8, 0.01)
+        known.begin(1)
+        policy = stopping(known, known.plain_rate(), most=1)
+        policy.looks = 2
+        assert known.batch_s(2) - known.batch_s(1) == pytest.approx(0.01)
+        assert not policy._pays(0, 0.5)
+        assert policy._pays(0, 1.01)
 
     def test_p_min(self) -> None:
         known = scheduler(0.01, 0.01, 8)
