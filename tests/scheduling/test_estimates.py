@@ -1099,7 +1099,9 @@ class TestWorth:
 
 class TestReplies:
     def test_what_drafting_promises_is_looked_at_anew(self) -> None:
-        known = scheduler(0.01, 0.05, 8)
+        """Also where acceptance is no other than it was."""
+        known = Scheduler()
+        known.recall(CostTable(same={1: 0.01, 9: 0.05}, draft={"model": {1: 0.001}}))
         known.begin(1)
         before = chain(known)
         assert chain(known) is before
