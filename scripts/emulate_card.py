@@ -48,6 +48,8 @@ CHANGE_MS = {"8b": (1.6, 5.4), "70b": (3.0, 15.2), "draft": (0.5, 0.1)}
 CAPTURED = 64
 CELLS = 256
 """Larger decodes are captured by no graph; cells are attended to in blocks, each another graph."""
+KEPT_S = 10.0
+"""A graph that was not used for so long is dropped."""
 
 
 class Clock:
@@ -84,6 +86,13 @@ class Card:
     name: str
     shape: tuple[int, int] = (0, 0)
     in_a_row: int = 0
+    used_at: float = 0.0
+
+    def rest(self, now: float) -> None:
+        """A decode begins now: the graph may have been dropped by then."""
+        if now - self.used_at > KEPT_S:
+            self.shape, self.in_a_row = (0, 0), 0
+        self.used_at = now
 
     def seconds(self, n_tokens: int, position: int) -> float:
         """Of the next decode, `position` the last of its tokens."""
@@ -134,6 +143,7 @@ class Emulation:
         rows = self.clock.skip(lambda: self._decode(context, tokens, positions, sequences, outputs))
         context._waits.pop()
         started = self.clock()
+        card.rest(started)
         end = started + card.seconds(len(tokens), positions[-1]) + self._busy * BESIDE_MS / 1000
         self.clock.wait(started + QUEUEING_MS / 1000)
         busy = self._meanwhile(meanwhile)
@@ -193,13 +203,13 @@ def main() -> None:
     print_facts(found)
     with tempfile.TemporaryDirectory() as kept:
         os.environ["XDG_DATA_HOME"] = kept  # no cost of a card belongs to this machine
-        found["arms"] = _measure(args, rounds)
+        found["arms"] = _measure(args, rounds, emulation.clock)
     if args.rounds:
         print("\n".join(rounds.lines()))
     print_json(found)
 
 
-def _measure(args: argparse.Namespace, rounds: Rounds) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, rounds: Rounds, clock: Clock) -> dict[str, Any]:
     """Every arm on every prompt, in blocks that turn round."""
     fixed = {"drafter": "model", "adaptive": False, "verify": args.verify}
     arms: dict[str, dict[str, Any]] = {
@@ -218,6 +228,7 @@ def _measure(args: argparse.Namespace, rounds: Rounds) -> dict[str, Any]:
             for arm in list(arms)[:: -1 if turn % 2 else 1]:
                 rounds.arm = arm
                 for number, prompt in enumerate(block):
+                    clock.wait(clock() + args.idle)
                     params = GenerationParams(
                         max_tokens=args.tokens,
                         sampling=SamplingParams(temperature=args.temp),
@@ -253,6 +264,8 @@ def _arguments() -> argparse.Namespace:
     add("--prompts", type=from_1, default=12,
         help="how many of the built-in prompts each arm is asked, of all kinds")  # fmt: skip
     add("--tokens", type=from_1, default=96, help="the most of a reply")
+    add("--idle", type=float, default=0.0,
+        help="seconds between replies; after ten the card has forgotten its graphs")  # fmt: skip
     add("--threads", type=from_1, default=2, help="of this machine")
     add("--rounds", action="store_true", help="also what rounds took, by length")
     add("--host", type=float, default=0.35,

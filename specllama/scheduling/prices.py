@@ -64,8 +64,8 @@ class RoundPrices:
         self._age += 1
         if self.costs.behind_prompt:
             self._age = 0
-            changed = self.costs.size not in (0, self._plain_size)
-            self._inherited_s = self.costs.second_s if changed else 0.0
+            captured = self.costs.size == self._plain_size
+            self._inherited_s = 0.0 if captured else self.costs.second_s
         self._keep(self._plain_size)
 
     def _keep(self, size: int) -> None:

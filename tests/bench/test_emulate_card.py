@@ -28,6 +28,16 @@ def test_more_cells_are_another_graph_and_prompts_are_none() -> None:
     assert 1000 * card.seconds(1, 256) > MS["8b"][1]
 
 
+@pytest.mark.parametrize("seconds, is_kept", [(9.0, True), (11.0, False)])
+def test_graphs_are_forgotten_after_a_while(seconds: float, is_kept: bool) -> None:
+    card = Card("8b")
+    for place in range(3):
+        card.rest(0.0)
+        card.seconds(1, place)
+    card.rest(seconds)
+    assert (1000 * card.seconds(1, 3) == pytest.approx(MS["8b"][1])) == is_kept
+
+
 def test_the_clock_passes_what_it_is_told() -> None:
     clock = Clock(0.0)
     assert clock.wait(2.0) == 2.0

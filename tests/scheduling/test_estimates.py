@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from operator import mul
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -1049,6 +1050,41 @@ class TestSizes:
         known = scheduler(0.01, 0.02, 8)
         known.settle_size(lambda: chain(known).rate)
         assert [known.padded(n) for n in range(1, 10)] == list(range(1, 10))
+
+
+class TestForgotten:
+    """A card without a captured graph: the first reply, or one after ten idle seconds."""
+
+    LARGE: ClassVar = {n: 0.0149 + 0.0014 * (n - 1) for n in range(1, 9)}
+
+    def large(self) -> Scheduler:
+        known = graphs(self.LARGE, first=0.003, second=0.0152, good=2)
+        prompted(known)
+        return known
+
+    def test_drafts_where_plain_decoding_would_capture_a_graph_as_well(self) -> None:
+        """Behind plain decoding the budget does not bear going over, behind nothing it does."""
+        known = self.large()
+        known.observe_batch(1, self.LARGE[1])
+        prompted(known)
+        account = known.open_account(96)
+        assert known.affordable(account, "model", 2, 2) == 0
+        known.costs.lost_graphs()
+        prompted(known)
+        account = known.open_account(96)
+        assert known.affordable(account, "model", 2, 2) == 2
+
+    def test_what_plain_decoding_pays_for_its_own_graph_is_no_loss(self) -> None:
+        known = self.large()
+        known.costs.lost_graphs()
+        prompted(known)
+        account = known.open_account(96)
+        for extra in (0.003, 0.0152, 0.0):
+            seconds = self.LARGE[1] + extra
+            known.observe_batch(1, seconds)
+            known.settle(seconds, 0.0, [share(account, 0, 1)])
+            known.begin(1)
+        assert account._lost == pytest.approx(0.0, abs=1e-4)
 
 
 class TestWorth:

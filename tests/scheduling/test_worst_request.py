@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -60,7 +61,8 @@ def test_keeps_most_of_plain_speed_whatever_drafts_are_like(
     if not device.first:
         assert min(speeds) >= 0.97
     if not device.name.startswith("CPU AVX2"):  # where batches are too dear to gain anything
-        assert speeds[1] > 1.1
+        # one of them may begin where going over to drafts is more than the budget bears
+        assert statistics.fmean(speeds[:2]) > 1.3
 
 
 def test_the_budget_is_what_was_promised() -> None:
