@@ -145,8 +145,9 @@ class Costs:
         self.size = n_tokens
 
     def lost_graphs(self) -> None:
-        """No graph is captured any more: the next size is a new one, whichever it is."""
+        """No graph fits any more: the next size is a new one, whichever it is."""
         self.size = self._in_a_row = 0
+        self.behind_prompt = True  # whatever is decoded next pays as it would there
 
     def _alike(self, behind_prompt: bool) -> dict[int, Typical]:
         """The times of decodes like the latest one."""

@@ -163,3 +163,29 @@ def test_graphs_are_lost_while_nobody_asks(idle_s: float, kept: int, clock: Cloc
     clock.advance(idle_s)
     made.add(asked)
     assert made.scheduler.costs.size == kept
+
+
+@pytest.mark.parametrize("offloaded", [True, False])
+@pytest.mark.parametrize("drafters", [("script",), ()])
+def test_another_block_of_cells_is_another_graph(
+    drafters: tuple[str, ...], offloaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where cells are attended to in blocks of 256: plain decoding captures its graph anew, too."""
+    made = engine(WORDS, 1, n_ctx=600, offloaded=offloaded)
+    cells: list[int] = []
+    lose = made.scheduler.costs.lost_graphs
+
+    def spy() -> None:
+        cells.append(made.cache.n_cells)
+        lose()
+
+    monkeypatch.setattr(made.scheduler.costs, "lost_graphs", spy)
+    endless = {"max_tokens": 16, "is_end": lambda token: False, "drafters": drafters}
+    run(made, request([1] * 250, **endless))
+    assert len(cells) == offloaded
+    if offloaded and not drafters:
+        assert cells == [256], "the next decode is the first that reaches beyond"
+    if offloaded and drafters:
+        assert 256 - 3 <= cells[0] <= 256, "a decode of four reaches beyond earlier"
+    run(made, request([2] * 20, **endless))
+    assert len(cells) == 2 * offloaded, "and back"
