@@ -13,7 +13,7 @@ import psutil
 
 from specllama.hub.paths import data_dir
 from specllama.llama import library
-from specllama.llama.context import default_threads
+from specllama.llama.context import threads_of
 from specllama.llama.model import is_offloaded
 from specllama.machine import cpu_name
 from specllama.options import ModelOptions
@@ -47,11 +47,8 @@ def _build_and_features() -> str:
 
 def _settings(options: ModelOptions) -> dict[str, object]:
     """The settings that costs depend on, as they take effect."""
-    threads = options.threads or default_threads()
     return {
-        "threads": threads,
-        "threads_batch": options.threads_batch or threads,
-        "draft_threads": options.draft_threads or threads,
+        **threads_of(options),
         "gpu_layers": options.gpu_layers,
         "draft_gpu_layers": options.draft_gpu_layers,
         "main_gpu": options.main_gpu,

@@ -15,7 +15,7 @@ from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
 from specllama.errors import SpecllamaError, UsageError
-from specllama.options import GenerationParams, ModelOptions
+from specllama.options import GenerationParams
 from specllama.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -189,28 +189,18 @@ def explanations(decoder: SpeculativeDecoder, runs: Sequence[BenchRun]) -> dict[
 
 def settings_of(run: Run, decoder: SpeculativeDecoder, repetitions: int) -> dict[str, Any]:
     """The settings all arms share."""
+    from specllama.llama.context import threads_of
+
     options = {name: value for name, value in asdict(run.options).items() if value is not None}
     return options | {
         "n_ctx": decoder.n_ctx,
         "tensor_split": list(run.options.tensor_split),
-        **_threads(run.options),
+        **threads_of(run.options),
         "max_tokens": -1 if max_tokens(run) is None else max_tokens(run),
         **_sampling(run.params.sampling),
         "seed": run.params.seed or 0,
         "seed_given": run.params.seed is not None,
         "repetitions": repetitions,
-    }
-
-
-def _threads(options: ModelOptions) -> dict[str, int]:
-    """The thread counts that take effect."""
-    from specllama.llama.context import default_threads
-
-    threads = options.threads or default_threads()
-    return {
-        "threads": threads,
-        "threads_batch": options.threads_batch or threads,
-        "draft_threads": options.draft_threads or threads,
     }
 
 

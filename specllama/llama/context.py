@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from specllama.errors import EngineError, OutOfMemory, UsageError
 from specllama.llama import library
 from specllama.llama.model import Model
-from specllama.options import micro_batch
+from specllama.options import ModelOptions, micro_batch
 
 Row = NDArray[np.float32]
 Rollback = Literal["free", "checkpoint"]
@@ -345,6 +345,16 @@ def default_threads() -> int:
     """Physical cores this process may use: more threads than cores only wait for each other."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(psutil.cpu_count(logical=False) or 1, allowed or 1))
+
+
+def threads_of(options: ModelOptions) -> dict[str, int]:
+    """The thread counts that take effect, by the options' names."""
+    threads = options.threads or default_threads()
+    return {
+        "threads": threads,
+        "threads_batch": options.threads_batch or threads,
+        "draft_threads": options.draft_threads or threads,
+    }
 
 
 def _reason(status: int) -> str:
