@@ -341,7 +341,7 @@ class Engine:
 
     def _round(self, lives: Ids[Sequence]) -> None:
         """Propose, verify and emit, in as many decodes as it takes."""
-        if self.backend.offloaded:
+        if self.backend.offloaded and len(self._history) == 1:
             self._look_at_block()
         if not any(live.request.drafters for live in lives):
             return self._plain_round(lives)
@@ -372,7 +372,10 @@ class Engine:
         self.scheduler.settle(seconds, propose_s, shares)
 
     def _look_at_block(self) -> None:
-        """Where the next decode reaches into another block of cells, no captured graph fits it."""
+        """Where the next decode reaches into another block of cells, no captured graph fits it.
+
+        Of several slots nobody knows which cells they have: their blocks are taken as they come.
+        """
         costs = self.scheduler.costs
         block = (self.cache.n_cells + max(1, costs.size) - 1) // _BLOCK
         if block != self._block:

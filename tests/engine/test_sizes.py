@@ -189,3 +189,9 @@ def test_another_block_of_cells_is_another_graph(
         assert 256 - 3 <= cells[0] <= 256, "a decode of four reaches beyond earlier"
     run(made, request([2] * 20, **endless))
     assert len(cells) == 2 * offloaded, "and back"
+
+
+def test_of_several_slots_nobody_knows_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Engine(FakeModel(WORDS, n_seq=2, n_ctx=600), [], n_slots=2)
+    monkeypatch.setattr(made.scheduler.costs, "lost_graphs", lambda: pytest.fail("a block"))
+    run(made, request([1] * 250, max_tokens=16, is_end=lambda token: False, drafters=()))
