@@ -12,10 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import from_1
+from arguments import distinct, from_1
 from distil import clock  # noqa: F401  (starts to count)
 from distil.kinds import FILE_TYPES, TENSOR_TYPES
-from distil.work import SEEDS, distinct, needed, ready_to_export, ready_to_train
+from distil.work import SEEDS, needed, ready_to_export, ready_to_train
 
 
 def make_seeds(args: argparse.Namespace) -> None:

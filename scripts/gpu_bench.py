@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arguments import from_1
+from arguments import distinct, from_1
 from compare_peers import Asked, Question, questions
 from numpy.typing import NDArray
 from peers.arms import BASELINE, OURS, Open
@@ -568,10 +568,8 @@ def prepare(args: argparse.Namespace) -> None:
             raise SystemExit(
                 f"Cannot make the folder {folder}: {error.strerror}. Name another one."
             ) from error
-    for out in (widened(args.work, size) for size in args.sizes):
-        given = [path for path in (args.source, args.draft) if path.exists()]
-        if out.exists() and any(map(out.samefile, given)):
-            raise SystemExit(f"{out} would be replaced, which was given. Name another --work.")
+    for size in args.sizes:
+        distinct(widened(args.work, size), args.source, args.draft)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from arguments import distinct
 from numpy.typing import NDArray
 
 from specllama.errors import SpecllamaError
@@ -312,10 +313,7 @@ def widen(source: Source, shape: Shape, out: Path, threads: int = THREADS) -> No
         SystemExit: the shape cannot be, or `out` is the source or cannot be written.
     """
     check(source, shape)
-    if out.exists() and out.samefile(source.path):
-        raise SystemExit(f"{out} is the source itself. Name another file for the widened model.")
-    if out.is_dir():
-        raise SystemExit(f"{out} is a folder. Name a file in it.")
+    distinct(out, source.path)
     try:
         with whole_file(out) as part:
             _write(source, shape, part, threads)

@@ -200,7 +200,9 @@ def test_the_source_is_not_written_over(script: ModuleType, source: Path, link: 
     else:
         out.hardlink_to(source)
     shape = script.Shape(LAYERS, 4 * WIDTH, HEADS, KV_HEADS, FFN)
-    with pytest.raises(SystemExit, match=r"is the source itself\. Name another file"):
+    with pytest.raises(
+        SystemExit, match=r"is read and would be written over\. Name or put it elsewhere"
+    ):
         script.widen(script.Source(source), shape, out, 1)
     assert source.read_bytes() == before
 

@@ -3,6 +3,8 @@
 from argparse import Namespace
 from pathlib import Path
 
+from arguments import distinct
+
 SEEDS, TEXT, CHECKPOINT, DRAFT = "seeds.npz", "text-{}.pt", "student.pt", "draft-f16.gguf"
 
 
@@ -14,18 +16,6 @@ def needed(file: Path, how: str) -> None:
     """
     if not file.is_file():
         raise SystemExit(f"{file} is not there. {how}")
-
-
-def distinct(out: Path, *given: Path | None) -> None:
-    """Refuse to write over what is read.
-
-    Raises:
-        SystemExit: the output is one of the inputs, or a folder.
-    """
-    if any(file is not None and out.exists() and out.samefile(file) for file in given):
-        raise SystemExit(f"{out} is read and would be written over. Name or put it elsewhere.")
-    if out.is_dir():
-        raise SystemExit(f"{out} is a folder. Name a file in it.")
 
 
 def ready_to_train(args: Namespace, rank: int) -> None:

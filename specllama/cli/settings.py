@@ -110,7 +110,7 @@ _PREFIX = "SPECLLAMA_"
 _OTHER_VARIABLES = ("SPECLLAMA_HOME", "SPECLLAMA_API_KEY", "SPECLLAMA_NO_HISTORY")
 """Variables that are no settings: hub/paths.py, cli/serve.py and cli/repl_history.py read them."""
 
-_BY_FIELD = {key.field: name for name, key in KEYS.items() if key.owner is not None}
+BY_FIELD = {key.field: name for name, key in KEYS.items() if key.owner is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def load(flags: Mapping[str, Any] | None = None) -> Settings:
         UsageError: an unknown key, a wrong type or a value out of range; names the source and key.
     """
     _warn_of(tuple(unknown_variables()))
-    given = {_BY_FIELD.get(name, name): v for name, v in (flags or {}).items() if v is not None}
+    given = {BY_FIELD.get(name, name): v for name, v in (flags or {}).items() if v is not None}
     layers = [
         _checked(given, "flag"),
         _environment(),

@@ -40,8 +40,6 @@ _CHUNK = 32
 _CHUNK_S = 0.1
 # llama.cpp's CUDA backend drops captured graphs that were not used for so long.
 _GRAPHS_KEPT_S = 10.0
-# So many cells more are attended to in another graph.
-_BLOCK = 256
 _PLAIN = Plan()
 
 
@@ -84,7 +82,6 @@ class Engine:
         self._live: dict[int, Sequence] = {}  # the eldest first
         self._events: list[Event] = []
         self._worked_at = time.perf_counter()
-        self._block = 0
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
@@ -341,8 +338,8 @@ class Engine:
 
     def _round(self, lives: Ids[Sequence]) -> None:
         """Propose, verify and emit, in as many decodes as it takes."""
-        if self.backend.offloaded and len(self._history) == 1:
-            self._look_at_block()
+        if len(self._history) == 1:  # of several slots nobody knows which cells they have
+            self.scheduler.costs.reach(self.cache.n_cells)
         if not any(live.request.drafters for live in lives):
             return self._plain_round(lives)
         if self.scheduler.rests(len(lives)) and not any(map(self._is_prompted, lives)):
@@ -370,17 +367,6 @@ class Engine:
                 self._emit(verified, plan) for verified, (_, plan) in zip(found, group, strict=True)
             ]
         self.scheduler.settle(seconds, propose_s, shares)
-
-    def _look_at_block(self) -> None:
-        """Where the next decode reaches into another block of cells, no captured graph fits it.
-
-        Of several slots nobody knows which cells they have: their blocks are taken as they come.
-        """
-        costs = self.scheduler.costs
-        block = (self.cache.n_cells + max(1, costs.size) - 1) // _BLOCK
-        if block != self._block:
-            self._block = block
-            costs.lost_graphs()
 
     def _is_prompted(self, live: Sequence) -> bool:
         """Whether a drafter that costs nothing has a new idea, or it drafts at any price."""

@@ -248,7 +248,9 @@ def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None
             asked.append((goal, policy, want))
     if not asked:
         return
-    unread = max(drafter.unread(want.key, want.ids) for _, _, want in asked)
+    unread = 0
+    if not drafter.free:
+        unread = max(drafter.unread(want.key, want.ids) for _, _, want in asked)
     started = time.perf_counter()
     proposals = drafter.propose([want for _, _, want in asked])
     seconds = time.perf_counter() - started

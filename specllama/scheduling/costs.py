@@ -30,6 +30,7 @@ CHANGING = 2
 """So many decodes of another size cost more: one finds no graph, one captures it."""
 FEW_UNREAD = 8
 """A draft model reads so many tokens behind the last look in the time of that look."""
+_BLOCK = 256
 _CONFIRMED = 2
 _LEAST_STEADY = 0.5
 _TRUSTED = 3
@@ -103,6 +104,7 @@ class Costs:
         self.second_s = _extra_s(self._kept.same, self._kept.second)
         self.size = 0
         self.behind_prompt = True
+        self._block = 0
         self._renew()
 
     # what happened
@@ -148,6 +150,16 @@ class Costs:
         """No graph fits any more: the next size is a new one, whichever it is."""
         self.size = self._in_a_row = 0
         self.behind_prompt = True  # whatever is decoded next pays as it would there
+
+    def reach(self, n_cells: int) -> None:
+        """The next decode comes behind so many cells, which are attended to in blocks.
+
+        Where it reaches into another block, no captured graph fits it, whatever its size.
+        """
+        block = (n_cells + max(1, self.size) - 1) // _BLOCK
+        if self._replays and block != self._block:
+            self._block = block
+            self.lost_graphs()
 
     def _alike(self, behind_prompt: bool) -> dict[int, Typical]:
         """The times of decodes like the latest one."""

@@ -101,7 +101,7 @@ def test_a_model_that_was_given_is_not_replaced(tmp_path: Path, given: str) -> N
     files[given] = tmp_path / "widened-8b.gguf"
     files[given].touch()
     args = argparse.Namespace(work=tmp_path, out=tmp_path, sizes=["70b", "8b"], **files)
-    with pytest.raises(SystemExit, match=r"8b\.gguf would be replaced, which was given"):
+    with pytest.raises(SystemExit, match=r"8b\.gguf is read and would be written over"):
         gpu_bench.prepare(args)
 
 

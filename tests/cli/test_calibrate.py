@@ -272,7 +272,10 @@ class TestDoctor:
         assert line.split(" -")[0].split() == ["other", "options"]
         assert line.endswith(": calibrated 2026-11-28 12:00, load average 0.5")
         named = line.removeprefix("  other options     ").split(": ")[0]
-        assert named == "-ngl 0 --tensor-split 3.0,1.0 -t 7 -tb 5 -td 7 -fa on"
+        assert named == (
+            "--draft-threads 7 --flash-attn on --gpu-layers 0 --tensor-split 3.0,1.0 "
+            "--threads 7 --threads-batch 5"
+        )
         for options in (flags, named.split()):
             data = json.loads(cli("doctor", *pair, *options, "--json").out)
             assert data["cost table"] == TABLE.to_dict()
@@ -282,9 +285,9 @@ class TestDoctor:
         model = write_gguf(tmp_path / "model.gguf")
         options = settings.load({}).model_options()
         known = json.loads(place_of(model, None, options).identity["settings"])
-        assert known.keys() <= doctor._FLAGS.keys()
+        assert known.keys() <= settings.BY_FIELD.keys()
         changed = {"threads": 1, "exact": True, "device": None, "tensor_split": []}
-        assert doctor._options(changed) == "--exact (no --tensor-split) (no --device) -t 1"
+        assert doctor._options(changed) == "--threads 1 --exact (no --device) (no --tensor-split)"
 
     def test_says_where_there_is_none(self, cli: Cli, tmp_path: Path, llama_cpp: None) -> None:
         model = write_gguf(tmp_path / "model.gguf")

@@ -192,6 +192,10 @@ def test_another_block_of_cells_is_another_graph(
 
 
 def test_of_several_slots_nobody_knows_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Engine(FakeModel(WORDS, n_seq=2, n_ctx=600), [], n_slots=2)
-    monkeypatch.setattr(made.scheduler.costs, "lost_graphs", lambda: pytest.fail("a block"))
-    run(made, request([1] * 250, max_tokens=16, is_end=lambda token: False, drafters=()))
+    lost = []
+    for n_slots in (1, 2):
+        made = Engine(FakeModel(WORDS, n_seq=2, n_ctx=600), [], n_slots=n_slots)
+        told = made.scheduler.costs
+        monkeypatch.setattr(told, "lost_graphs", lambda n_slots=n_slots: lost.append(n_slots))
+        run(made, request([1] * 250, max_tokens=16, is_end=lambda token: False, drafters=()))
+    assert lost == [1]
