@@ -98,8 +98,8 @@ class Drafter(ABC):
     def idea(self, key: int, ids: Sequence[int]) -> float:
         """How much speaks at most for what `propose` would say, 0 for nothing.
 
-        Free drafters are asked this while others rest. One whose last idea came to nothing is heard
-        again when there is more, or if this is infinite.
+        Free drafters are asked this before each proposal, and while others rest, when one whose
+        last idea came to nothing is heard again when there is more, or if this is infinite.
         """
         return math.inf
 

@@ -43,8 +43,8 @@ def propose(
 ) -> list[Plan]:
     """The best proposal for every live sequence, empty where drafting does not pay.
 
-    Free drafters are all asked; a drafter that costs is asked, the best one only, where nothing
-    free is expected to be better.
+    Free drafters with an idea are all asked; a drafter that costs is asked, the best one only,
+    where nothing free is expected to be better.
 
     Args:
         limits: what each sequence (by key) may draft now.
@@ -55,8 +55,7 @@ def propose(
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     for drafter in drafters:
         if drafter.free:
-            users = [live for live in able if drafter.name in live.request.drafters]
-            _ask(drafter, [goals[live.key] for live in users], scheduler)
+            _ask(drafter, [goals[live.key] for live in able if _inspires(drafter, live)], scheduler)
     for drafter in drafters:
         if not drafter.free:
             users = [live for live in able if goals[live.key].prefers(drafter)]
@@ -94,6 +93,11 @@ def _may_draft(live: Live) -> bool:
     if not live.request.drafters:
         return False
     return not live.request.adaptive or live.account.may_draft
+
+
+def _inspires(drafter: Drafter, live: Live) -> bool:
+    """Whether a free drafter has something to say; putting a question in order costs more."""
+    return drafter.name in live.request.drafters and drafter.idea(live.key, live.ids) > 0.0
 
 
 class _Goal:

@@ -315,6 +315,19 @@ class TestEnds:
         live.account.book(0.0, 1.0)
         assert steps(made, live, weighed, 1) == [True]
 
+    @pytest.mark.parametrize("adaptive", [True, False])
+    def test_a_free_drafter_without_an_idea_is_not_put_the_question(
+        self, clock: Clock, adaptive: bool
+    ) -> None:
+        asked: list[int] = []
+        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
+        ideas.says = lambda want: (asked.append(len(want.ids)), Proposal())[1]
+        made = engine(clock, ideas)
+        live = made.add(ask([0, 1, 2], adaptive=adaptive))
+        for ideas.strength in (0, 1, 0, 2):
+            made.step()
+        assert asked == [live.n_prompt + 1, live.n_prompt + 3]
+
     def test_fixed_lengths_are_always_drafted(self, clock: Clock, weighed: list[int]) -> None:
         """A drafter that said nothing, in no time, for long: it may still say something."""
         clock.tick = 0.0
