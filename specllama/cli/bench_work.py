@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli import model_flags
-from specllama.cli.generate_stream import CtrlC, Meter
+from specllama.cli.generate_stream import CtrlC, Meter, termination_is_ctrl_c
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
 from specllama.errors import SpecllamaError, UsageError
@@ -66,7 +66,7 @@ class Work:
             SpecllamaError: nothing could be measured.
         """
         try:
-            with CtrlC() as ctrl_c, _bar() as bar:
+            with termination_is_ctrl_c(), CtrlC() as ctrl_c, _bar() as bar:
                 self._measure(self._session(ctrl_c, bar), bar)
         except KeyboardInterrupt:  # a second one may come while the bar goes
             self.interrupted = True

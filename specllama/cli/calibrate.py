@@ -14,7 +14,7 @@ import typer
 
 from specllama.cli import model_flags
 from specllama.cli.cost_view import origin, table_lines
-from specllama.cli.generate_stream import Meter, ctrl_c_afterwards
+from specllama.cli.generate_stream import Meter, ctrl_c_afterwards, termination_is_ctrl_c
 from specllama.cli.model_flags import ModelFlags, with_model_flags
 from specllama.cli.output import out
 
@@ -80,7 +80,7 @@ def _prompts() -> list[str]:
 def _measure(calibration: Calibration) -> bool:
     """Run to the end behind a bar; True where Ctrl-C ended it."""
     try:
-        with _bar() as bar, _first_ctrl_c():
+        with _bar() as bar, termination_is_ctrl_c(), _first_ctrl_c():
             task = bar.add_task("", total=1.0)
             for share, label in calibration.run():
                 bar.update(task, completed=share, description=label)

@@ -99,6 +99,16 @@ class CtrlC:
 
 
 @contextmanager
+def termination_is_ctrl_c() -> Iterator[None]:
+    """SIGTERM (a time limit, a shutdown) does what Ctrl-C does: what was measured is kept."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def ctrl_c_afterwards() -> Iterator[None]:
     """Ctrl-C waits for the end of the block.
 

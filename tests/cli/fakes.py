@@ -55,6 +55,7 @@ class Reply:
         finish: why it ends when nobody cancels.
         error: raised instead of (or, with `tokens`, after) the tokens.
         interrupt_after: press Ctrl-C once that many tokens were shown.
+        number: of the signal that is sent then.
         interrupt_prompt: press Ctrl-C while the prompt is read.
         delay: seconds before each token.
         tok_s: the decode rate the statistics report.
@@ -66,6 +67,7 @@ class Reply:
     finish: FinishReason = "stop"
     error: Exception | None = None
     interrupt_after: int | None = None
+    number: int = signal.SIGINT
     interrupt_prompt: bool = False
     delay: float = 0.0
     tok_s: float = 40.0
@@ -132,7 +134,7 @@ class FakeStream:
             self._emitted.append(event)
             yield event
             if self._reply.interrupt_after == index + 1:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._reply.number)
         if self._reply.error is not None:
             raise self._reply.error
         self._ended = True

@@ -343,10 +343,15 @@ def test_without_a_draft_model_the_suite_goes_on(bench: Bench, decoder: BenchDec
 # Ctrl-C
 
 
-def test_ctrl_c_keeps_what_was_measured(bench: Bench, decoder: BenchDecoder) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_was_measured(bench: Bench, decoder: BenchDecoder, number: int) -> None:
+    """So does the end of a time limit."""
+    decoder.drafting = replace(decoder.drafting, number=number)
+    decoder.plain = replace(decoder.plain, number=number)
     decoder.interrupt_at = 2 + 13
+    before = signal.getsignal(number)
     result = bench("-o", "json")
-    assert result.code == 130
+    assert (result.code, signal.getsignal(number)) == (130, before)
     assert "Interrupted after 12 of 20 runs." in result.err
     assert len(json.loads(result.out)["runs"]) == 12
     assert decoder.closed

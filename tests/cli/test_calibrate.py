@@ -29,12 +29,14 @@ class FakeCalibration:
 
     Attributes:
         presses: how often Ctrl-C is pressed while it ends, finishes and advises, each time.
+        number: of the signal that breaks it off.
         tidied: whether its steps came to their own end.
     """
 
     steps: int = 3
     interrupt_after: int | None = None
     presses: int = 0
+    number: int = signal.SIGINT
     threads: Threads = field(
         default_factory=lambda: Threads({1: 0.02, 2: 0.012}, {1: 0.1, 2: 0.06})
     )
@@ -46,7 +48,7 @@ class FakeCalibration:
         try:
             for step in range(self.steps):
                 if step == self.interrupt_after:
-                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(self.number)
                 yield step / self.steps, "batches"
         finally:
             if self.interrupt_after is not None:
@@ -116,10 +118,14 @@ def test_json(calibrate: Callable[..., Result]) -> None:
     assert data["threads_tried"]["plain"] == {"1": 0.02, "2": 0.012}
 
 
-def test_ctrl_c_keeps_and_prints_what_there_is(calibrate: Callable[..., Result]) -> None:
-    calibration = FakeCalibration(interrupt_after=1)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_and_prints_what_there_is(
+    calibrate: Callable[..., Result], number: int
+) -> None:
+    calibration = FakeCalibration(interrupt_after=1, number=number)
+    before = signal.getsignal(number)
     result = calibrate(calibration)
-    assert result.code == 130
+    assert (result.code, signal.getsignal(number)) == (130, before)
     assert calibration.finished == 1
     assert "19.90" in result.out
 
