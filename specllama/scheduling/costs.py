@@ -257,8 +257,11 @@ class Costs:
     def change_s(self, n_tokens: int) -> float:
         """What of that a decode of some size would pay now."""
         first = self.first_s if self.behind_prompt or n_tokens != self.size else 0.0
-        captures = n_tokens == self.size and self._in_a_row == 1
-        return first + (self.second_s if captures else 0.0)
+        return first + (self.second_s if self.captures(n_tokens) else 0.0)
+
+    def captures(self, n_tokens: int) -> bool:
+        """Whether a decode of some size would be the second of its size, which captures a graph."""
+        return n_tokens == self.size and self._in_a_row == 1
 
     def readable(self, seconds: float, least: int) -> int:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""

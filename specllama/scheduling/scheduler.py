@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
@@ -380,12 +380,24 @@ class Scheduler(RoundPrices):
         """
         self._patience.pop(which, None)
         before = self._here.kept
-        self._keep(self._drafting_size)
-        if self.affordable(account, name, 1, 1, n_unread):
-            self._paying = True
-            return True
+        for size in self._sizes_to_draft():
+            self._keep(size)
+            if self.affordable(account, name, 1, 1, n_unread):
+                self._paying = True
+                return True
         self._keep(before)
         return False
+
+    def _sizes_to_draft(self) -> Iterator[int]:
+        """The size to keep; also one beside it where the kept one would be captured now.
+
+        A capture is the dearest part of a change, and sizes that take turns need none: drafting
+        can go on until the budget bears it.
+        """
+        kept, step = self._drafting_size, self.n_live
+        yield kept
+        if self.costs.switch_s and self.costs.captures(kept):
+            yield kept - step if kept - step > self._plain_size else kept + step
 
     def stay(self) -> None:
         """Nobody can draft in this round, and not for want of gain: keep the size all the same."""

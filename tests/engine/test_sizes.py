@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from specllama.drafting.protocol import Want
 from specllama.engine import engine as engine_module
 from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
@@ -199,3 +202,86 @@ def test_of_several_slots_nobody_knows_the_block(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(told, "lost_graphs", lambda n_slots=n_slots: lost.append(n_slots))
         run(made, request([1] * 250, max_tokens=16, is_end=lambda token: False, drafters=()))
     assert lost == [1]
+
+
+LARGE = CostTable(
+    how="calibrated",
+    same={1: 0.0153, 2: 0.0166, 3: 0.0190, 4: 0.0220},
+    other={1: 0.0183, 2: 0.0196, 3: 0.0220, 4: 0.0250},
+    second={1: 0.0305, 2: 0.0318, 3: 0.0342, 4: 0.0372},
+    draft={"script": {1: 0.0006, 2: 0.0012}},
+)
+"""A large model on a card: capturing a graph takes as long as a token."""
+
+
+@dataclass
+class Card:
+    """What its decodes take; the second of a size captures its graph, and drops the one before."""
+
+    size: int = 0
+    in_a_row: int = 0
+
+    def __call__(self, n_tokens: int) -> float:
+        self.in_a_row = self.in_a_row + 1 if n_tokens == self.size else 1
+        self.size = n_tokens
+        extra = {1: 0.0030, 2: 0.0152}.get(self.in_a_row, 0.0)
+        return LARGE.same[n_tokens] + extra
+
+
+def plain_s(n_tokens: int) -> float:
+    """What so many tokens take without drafts where no graph is there."""
+    card = Card()
+    return sum(card(1) for _ in range(n_tokens))
+
+
+def drafted(clock: Clock, right_in: list[bool]) -> tuple[Engine, list[tuple[int, float]]]:
+    """A reply that finds no graph; drafts are right in these rounds, then always.
+
+    Returns:
+        The engine, and per round the tokens so far and their seconds.
+    """
+    says, rounds = right(WORDS), iter(right_in)
+
+    def draft(want: Want) -> Proposal:
+        tokens: list[int] = []
+        good = next(rounds, True)
+        while len(tokens) < want.limit and want.go_on(len(tokens), None):
+            clock.advance(0.0006)
+            (token,) = says([*want.ids, *tokens], 1)
+            tokens.append(token if good else (token + 1) % 8)
+        return Proposal.chain(tokens)
+
+    model = FakeModel(WORDS, n_seq=1, n_ctx=400, cost=Card(), on_decode=clock.advance)
+    made = Engine(model, [Script(draft)])
+    known = made.scheduler
+    known.recall(LARGE)
+    known.begin(1)
+    known.settle_size(lambda: 2.0 if known._drafting_size == 3 else 1.0)
+    start = clock.now
+    settings = {"adaptive": True, "max_tokens": 96, "is_end": lambda token: False}
+    live = made.add(request([1], drafters=("script",), draft_max=2, **settings))
+    told = []
+    while live.finish is None:
+        made.step()
+        told.append((live.n_emitted, clock.now - start))
+    return made, told
+
+
+def test_sizes_take_turns_until_the_budget_bears_a_capture(clock: Clock) -> None:
+    """Instead of going back to plain decoding, which would capture a graph of its own."""
+    gaining, refused = (drafted(clock, first)[0].backend for first in ([True], [False]))
+    assert isinstance(gaining, FakeModel) and isinstance(refused, FakeModel)
+    assert gaining.batches == [3] * 32, "what the first round gained bears it"
+    assert refused.batches[:4] == [3, 2, 3, 3]
+    assert set(refused.batches[4:]) == {3}
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_the_budget_holds_where_no_graph_is_there(right_in: list[bool]) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (engine_module, propose_module):
+            patch.setattr(module, "time", clock)
+        _, told = drafted(clock, right_in)
+    for n_tokens, seconds in told:
+        assert seconds <= 1.02 * plain_s(n_tokens) + 0.02
