@@ -82,11 +82,17 @@ def draft_on(
             for live, plan in group
             if not len(plan.proposal) or plan.proposal.source == drafter.name
         }
-        longest = 1 + max(live.request.draft_max for live, _ in group)
-        count = min(longest, scheduler.ahead.fitting(drafter.name, n_tokens, len(group)))
+        longest = max(_longest(live, scheduler) for live, _ in group)
+        count = min(1 + longest, scheduler.ahead.fitting(drafter.name, n_tokens, len(group)))
         started = time.perf_counter()
         n_looks = drafter.go_ahead(proposals, count) if count else 0
         scheduler.ahead.observe(drafter.name, n_looks, time.perf_counter() - started)
+
+
+def _longest(live: Live, scheduler: Scheduler) -> int:
+    """The most tokens in a row that a sequence is likely to draft."""
+    most = live.request.draft_max
+    return scheduler.kept_length(most) if live.request.adaptive else most
 
 
 def _may_draft(live: Live) -> bool:

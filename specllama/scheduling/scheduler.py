@@ -257,10 +257,16 @@ class Scheduler(RoundPrices):
 
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
-        limit = min(limit, _OUTLOOK_TOKENS)
-        if self.costs.switch_s:  # longer chains would leave the size that is kept
-            limit = min(limit, max(1, self._drafting_size // self.n_live - 1))
+        limit = self.kept_length(min(limit, _OUTLOOK_TOKENS))
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
+
+    def kept_length(self, most: int) -> int:
+        """The most tokens in a row; longer chains would leave the size that is kept."""
+        return (
+            min(most, max(1, self._drafting_size // self.n_live - 1))
+            if self.costs.switch_s
+            else most
+        )
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self._asked_s(1 + n) for n in range(limit + 1)]
