@@ -40,6 +40,12 @@ from tests.engine.test_engine import chain, ending_late
 WORDS = ending_late(after=60)
 PROMPT = (3, 1, 4, 1, 5)
 N_CTX = 192
+CARD = CostTable(
+    same=dict.fromkeys((1, 2, 3, 4), 0.01),
+    other=dict.fromkeys((1, 2, 3, 4), 0.012),
+    second=dict.fromkeys((1, 2, 3, 4), 0.02),
+)
+"""One that captures graphs."""
 
 
 @dataclass
@@ -105,6 +111,17 @@ def test_a_draft_that_is_always_right_never_makes_the_target_wait(
     assert outcome.stats.acceptance == 1.0
     assert {count for _, count, _ in log.ahead} == {draft_max + 1}
     assert log.ready[1:] == [draft_max] * (len(log.ready) - 1)
+
+
+@pytest.mark.parametrize(("adaptive", "count"), [(True, 3), (False, 7)])
+def test_no_further_than_the_kept_size_can_use(adaptive: bool, count: int) -> None:
+    """Each look beside the target's decode makes that longer."""
+    engine, drafter = opened(WORDS, 99)
+    engine.scheduler.recall(CARD)
+    engine.scheduler.begin(1)
+    engine.scheduler.settle_size(lambda: 2.0 if engine.scheduler._drafting_size == 3 else 1.0)
+    run(engine, request(PROMPT, draft_max=6, max_tokens=20, adaptive=adaptive))
+    assert {count for _, count, _ in drafter.log.ahead} == {count}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
