@@ -240,6 +240,7 @@ class Live:
     draft_best: Any = None
     n_left: int = TOKENS
     stats: SpecStats = field(default_factory=SpecStats)
+    guesses: list[Any] = field(default_factory=list)
 
     def draft_law(self, row: Any, path: Any) -> None:
         return None

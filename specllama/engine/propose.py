@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.shapes import Shape, ValueShape
+from specllama.engine.sequence import Guess
 from specllama.engine.sequence import Sequence as Live
+from specllama.scheduling.acceptance import Step
 from specllama.scheduling.account import USUAL_TOKENS
 from specllama.scheduling.policy import Policy, Stopping
 from specllama.scheduling.scheduler import Bet, Scheduler, kind
-from specllama.verification.types import Proposal
+from specllama.verification.types import ROOT, Proposal
 
 PROBE_TOKENS = 1
 _NO_SHAPE = ValueShape(nodes=0, width_=0, depth=0)
@@ -52,6 +54,8 @@ def propose(
     able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
     if not any(limits[live.key].depth for live in lives):
         scheduler.stay()
+    for live in able:
+        _overhear(live, scheduler)
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     for drafter in drafters:
         if drafter.free:
@@ -61,6 +65,16 @@ def propose(
             users = [live for live in able if goals[live.key].prefers(drafter)]
             _ask(drafter, [goals[live.key] for live in users], scheduler)
     return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
+
+
+def _overhear(live: Live, scheduler: Scheduler) -> None:
+    """Learn from guesses that were not verified: their token has been said since."""
+    for guess in live.guesses:
+        if guess.place < len(live.ids):
+            said = live.ids[guess.place]
+            rank = guess.tokens.index(said) if said in guess.tokens else None
+            scheduler.overhear(guess.kind, Step(rank, len(guess.tokens)), guess.confidence)
+    live.guesses.clear()
 
 
 def draft_on(
@@ -175,7 +189,7 @@ class _Goal:
         ready = drafter.ready(self.live.key, self.live.ids)
         if not request.adaptive:
             return Policy(acceptance, request.draft_p_min, ready)
-        least = PROBE_TOKENS if self._probing and not drafter.free else 0
+        least = PROBE_TOKENS if self._probing or drafter.free else 0
         return Stopping(
             scheduler,
             drafter.name,
@@ -219,6 +233,14 @@ class _Goal:
             drafter.name, self._kind(drafter), nodes, depth
         )
 
+    def _guess(self, drafter: Drafter, policy: Policy, proposal: Proposal) -> Guess | None:
+        """What a free drafter says next, which teaches how good it is also where it is not used."""
+        if not len(proposal):
+            return None
+        tokens = [proposal.tokens[node] for node in proposal.children(ROOT)]
+        confidence = next(iter(policy.confidences), None)
+        return Guess(len(self.live.ids), tokens, self._kind(drafter), confidence)
+
     def consider(
         self, drafter: Drafter, policy: Policy, proposal: Proposal, draft_s: float | None
     ) -> None:
@@ -232,6 +254,7 @@ class _Goal:
         bet = self.plan.bet
         asked = bet.draft_s
         spent = None if draft_s is None or asked is None else draft_s + asked
+        guess = self._guess(drafter, policy, proposal) if drafter.free else None
         if len(proposal):
             proposal = policy.trim(self.live.permitted(proposal))
         if len(proposal):
@@ -244,6 +267,8 @@ class _Goal:
                 bet = Bet(which, expected, policy.confidences, spent, drafter.name)
                 self.plan = Plan(proposal, bet)
                 return
+        if guess is not None:
+            self.live.guesses.append(guess)
         bet = Bet(bet.kind, bet.expected, bet.confidences, spent, drafter.name)
         self.plan = Plan(self.plan.proposal, bet)
 

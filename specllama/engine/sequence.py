@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,20 @@ from specllama.verification.types import Proposal
 _MOST_SIBLINGS = 32  # as many as there are sequence ids for
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Tokens that a drafter expected at a place, the likeliest first.
+
+    Attributes:
+        kind, confidence: of drafter and sampling, and of the first token (see `Scheduler`).
+    """
+
+    place: int
+    tokens: Ids[int]
+    kind: str
+    confidence: float | None
+
+
 class Sequence:
     """One request on its way.
 
@@ -31,6 +45,7 @@ class Sequence:
         ids: prompt and emitted tokens; the last one is in no cache.
         drafters: those of the engine that may draft for it.
         dull: by drafter, how strong an idea has to be to be heard (`Drafter.idea`).
+        guesses: of free drafters, for the next token, which were not verified.
         n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
         draft_best: see `drafting.protocol.Want.best`.
@@ -55,6 +70,7 @@ class Sequence:
         self.account = account
         self.drafters = drafters
         self.dull: dict[str, float] = {}
+        self.guesses: list[Guess] = []
         self.ids = list(request.ids)
         self.n_prompt = len(self.ids)
         self.chance = request.rule.chance(request.seed)

@@ -172,16 +172,22 @@ class Acceptance:
         self.usual_nodes += _WEIGHT * (n_nodes - self.usual_nodes)
         self.usual_accepted += _WEIGHT * (accepted - self.usual_accepted)
         for depth, step in enumerate(steps):
-            if depth == len(self._depths):
-                self._depths.append(_Rate(self._depths[-1]))
-            hit = step.rank is not None
-            self._depths[depth].observe(hit)
-            confidence = confidences[depth] if depth < len(confidences) else None
-            if confidence is not None:
-                self._bins[_bin(confidence)].observe(hit)
-                self._cells[min(depth, _GROUPS - 1)][_bin(confidence)].observe(hit)
-            for rank, rate in enumerate(self._ranks[: step.n_children]):
-                rate.observe(rank == step.rank)
+            self._observe(depth, step, confidences[depth] if depth < len(confidences) else None)
+
+    def overhear(self, step: Step, confidence: float | None) -> None:
+        """What became of a first token that was guessed and not verified: it was said, or not."""
+        self._observe(0, step, confidence)
+
+    def _observe(self, depth: int, step: Step, confidence: float | None) -> None:
+        if depth == len(self._depths):
+            self._depths.append(_Rate(self._depths[-1]))
+        hit = step.rank is not None
+        self._depths[depth].observe(hit)
+        if confidence is not None:
+            self._bins[_bin(confidence)].observe(hit)
+            self._cells[min(depth, _GROUPS - 1)][_bin(confidence)].observe(hit)
+        for rank, rate in enumerate(self._ranks[: step.n_children]):
+            rate.observe(rank == step.rank)
 
     def observe_values(self, values: Sequence[float], accepted: Sequence[int]) -> None:
         """One verified tree: the draft's probability of each node's path, and which were kept."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.engine.propose import _overhear
+from specllama.engine.sequence import Guess
 from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
+from specllama.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import Machine
 
 
@@ -179,7 +184,10 @@ def test_sizes_that_once_were_dear_are_tried_again() -> None:
 
 
 def test_dear_sizes_are_tried_ever_more_seldom() -> None:
-    """Where two tokens cost as much as two decodes, asking again and again would cost, too."""
+    """Where two tokens cost as much as two decodes, asking again and again would cost, too.
+
+    Though they would all be accepted, which is known without a try.
+    """
     machine = Machine(
         lambda n_tokens: 0.016 * n_tokens,
         good=lambda number: 99,
@@ -187,8 +195,45 @@ def test_dear_sizes_are_tried_ever_more_seldom() -> None:
         confidence=lambda depth: 0.98,
     )
     machine.reply(1500)
-    machine.reply(1500)
-    assert sum(n > 0 for n in machine.drafted) <= 12
+    seconds = machine.reply(1500)
+    assert sum(n > 0 for n in machine.drafted) <= 16
+    assert seconds <= 1.001 * 1500 * 0.016
+
+
+def dear_at_first(n_tokens: int) -> float:
+    """One token more costs more than it saves, many less."""
+    return 0.016 if n_tokens == 1 else 0.022 + 0.006 * n_tokens
+
+
+def test_guesses_of_a_free_drafter_count_though_nobody_verifies_them() -> None:
+    """Three of four drafts that are right would not pay here; that all are has to be seen."""
+    told = {}
+    for good in (0, 99):
+        machine = Machine(
+            dear_at_first, good=lambda number, good=good: good, free=("model",), calibrated=True
+        )
+        seconds = machine.reply(300)
+        told[good] = machine.engine.scheduler.acceptance("model").at_depth(0)
+        assert (sum(machine.drafted) > 0) == (good > 0)
+        assert seconds < (0.8 if good else 1.001) * 300 * dear_at_first(1)
+    assert told[0] < 0.1 and told[99] > 0.95
+
+
+def test_a_guess_is_weighed_against_the_very_next_token() -> None:
+    """Whoever brought it, and once: what is verified counts as that."""
+    scheduler, before = Scheduler(), Scheduler().acceptance("text")
+    kind = "text, greedy"
+    not_yet, second, wrong = (
+        Guess(3, (7,), kind, 0.9),
+        Guess(2, (5, 3), kind, None),
+        Guess(1, (3,), kind, None),
+    )
+    live: Any = SimpleNamespace(ids=[1, 2, 3], guesses=[not_yet, second, wrong])
+    _overhear(live, scheduler)
+    known = scheduler.acceptance("text")
+    assert (live.guesses, known.trials) == ([], pytest.approx(1.98))
+    assert known.by_rank()[1] > before.by_rank()[1]
+    assert known.at_confidence(0.9) == before.at_confidence(0.9)
 
 
 goods = st.lists(st.sampled_from([0, 0, 1, 2, 99]), min_size=1, max_size=12)
