@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measuring import facts, print_facts, print_json
 
-from specllama.calibration import FIRST_SIZES
+from specllama.calibration import FEW_SIZES, FIRST_SIZES
 from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.engine import propose as proposing
@@ -84,7 +84,7 @@ class Device:
     def first_look(self) -> CostTable:
         """As a decoder takes it before its first request."""
         whole = self.table()
-        sizes = FIRST_SIZES if self.first else (1, 2)
+        sizes = FIRST_SIZES if self.first else FEW_SIZES
         return CostTable(
             same={n: whole.same[n] for n in sizes},
             other={n: whole.other[n] for n in sizes if self.first},

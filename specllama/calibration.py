@@ -24,6 +24,7 @@ from specllama.scheduling.table import MOST_EXACT, CostTable, Seconds
 from specllama.scheduling.typical import Typical
 
 FIRST_SIZES = (1, 2, 3, 4, 5, 8, 16)
+FEW_SIZES = (1, 2, 4)
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 32, 48, 64)
 _USUAL = 17
 _HOPELESS = 6.0
@@ -36,7 +37,7 @@ _LOOKS = 8
 _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
-_QUICK_S = 0.5
+_QUICK_S = 1.0
 _FIRST_LOOKS = 4
 _TOKENS = 32
 _CLEARLY = 0.95
@@ -304,12 +305,13 @@ def first_look(target: Context, draft: Context | None) -> CostTable:
     A device that may replay captured graphs is looked at for what another size costs, too.
     """
     table, replays = CostTable(), target.offloaded
-    sizes = FIRST_SIZES if replays else (1, 2)
+    most = min(target.n_batch, target.n_outputs)
+    sizes = [size for size in (FIRST_SIZES if replays else FEW_SIZES) if size <= most]
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
         for size in sizes:
             _decode(target, size, 0)
     for size in sizes:
-        if size > 1 and table.same[1] > _QUICK_S:
+        if size > 1 and size * table.same[1] > _QUICK_S:
             break
         first, second, *later = (_decode(target, size, 0) for _ in range(_FIRST_LOOKS))
         table.same[size] = min(later) if replays else min(first, second, *later)

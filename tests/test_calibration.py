@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from specllama import Message, SpeculativeDecoder, calibration
-from specllama.calibration import Threads
+from specllama.calibration import FEW_SIZES, FIRST_SIZES, Threads
 from specllama.kept_costs import place_of, tables
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
@@ -266,9 +266,12 @@ class Device:
         return self.plain + 0.0001 * n_tokens + extra + (not loaded)
 
 
-def look(monkeypatch: pytest.MonkeyPatch, device: Device, *, replays: bool) -> CostTable:
+def look(
+    monkeypatch: pytest.MonkeyPatch, device: Device, *, replays: bool, **limits: int
+) -> CostTable:
     monkeypatch.setattr(calibration, "_decode", device.decode)
-    context: Any = SimpleNamespace(offloaded=replays)
+    limits = {"n_batch": 512, "n_outputs": 64} | limits
+    context: Any = SimpleNamespace(offloaded=replays, **limits)
     return calibration.first_look(context, None)
 
 
@@ -284,15 +287,26 @@ def test_the_first_look_sees_what_changing_sizes_costs(monkeypatch: pytest.Monke
 def test_the_first_look_is_short_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     table = look(monkeypatch, device, replays=False)
-    assert device.asked == [1] * 4 + [2] * 4
-    assert (list(table.same), table.other, table.second) == ([1, 2], {}, {})
+    assert device.asked == [1] * 4 + [2] * 4 + [4] * 4
+    assert (list(table.same), table.other, table.second) == ([1, 2, 4], {}, {})
+
+
+@pytest.mark.parametrize("limits", [{"n_batch": 3}, {"n_outputs": 3}])
+@pytest.mark.parametrize(("replays", "sizes"), [(True, [1, 2, 3]), (False, [1, 2])])
+def test_the_first_look_decodes_no_more_than_can_be(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], replays: bool, sizes: list[int]
+) -> None:
+    assert list(look(monkeypatch, Device(), replays=replays, **limits).same) == sizes
 
 
 @pytest.mark.parametrize("replays", [True, False])
-def test_the_first_look_gives_up_where_a_token_takes_long(
-    monkeypatch: pytest.MonkeyPatch, replays: bool
+@pytest.mark.parametrize(("plain", "most"), [(0.6, 1), (0.3, 3), (0.1, 8)])
+def test_the_first_look_gives_up_where_tokens_take_long(
+    monkeypatch: pytest.MonkeyPatch, replays: bool, plain: float, most: int
 ) -> None:
-    assert list(look(monkeypatch, Device(plain=0.6), replays=replays).same) == [1]
+    """No size is looked at of which as many single tokens would take more than a second."""
+    sizes = [size for size in (FIRST_SIZES if replays else FEW_SIZES) if size <= most]
+    assert list(look(monkeypatch, Device(plain=plain), replays=replays).same) == sizes
 
 
 def test_the_fastest_thread_counts() -> None:
