@@ -202,9 +202,11 @@ class Chat:
 
     def describe(self) -> list[str]:
         """Target, draft and context, a line each."""
+        draft = self.decoder.draft_name
+        way = " (through text, if its vocabulary differs)" if draft and self._translate else ""
         return [
             f"target   {self.decoder.target_name}",
-            f"draft    {self.decoder.draft_name or 'no draft'}",
+            f"draft    {draft or 'no draft'}{way}",
             f"context  {self.decoder.n_ctx} tokens",
         ]
 

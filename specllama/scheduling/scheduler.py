@@ -262,11 +262,9 @@ class Scheduler(RoundPrices):
 
     def kept_length(self, most: int) -> int:
         """The most tokens in a row; longer chains would leave the size that is kept."""
-        return (
-            min(most, max(1, self._drafting_size // self.n_live - 1))
-            if self.costs.switch_s
-            else most
-        )
+        if not self.costs.switch_s:
+            return most
+        return min(most, max(1, self._drafting_size // self.n_live - 1))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self._asked_s(1 + n) for n in range(limit + 1)]

@@ -286,6 +286,17 @@ def test_show_names_models_and_settings(chat: Chat) -> None:
     assert shown.endswith("temp 0.5\n")
 
 
+@pytest.mark.parametrize(
+    ("draft", "told"),
+    [("fake-draft", "fake-draft (through text, if its vocabulary differs)"), (None, "no draft")],
+)
+def test_show_tells_that_drafts_may_be_strangers(
+    chat: Chat, decoder: FakeDecoder, draft: str | None, told: str
+) -> None:
+    decoder.draft_name = draft
+    assert f"\ndraft    {told}\n" in chat("/show", args=("--translate",)).out
+
+
 def test_context_counts_tokens_and_turns(chat: Chat) -> None:
     assert chat("/context", "a b", "/context").out == (
         "0 of 8192 tokens (0%), 0 turns\none\n3 of 8192 tokens (0%), 1 turn\n"
