@@ -311,7 +311,7 @@ def first_look(target: Context, draft: Context | None) -> CostTable:
         for size in sizes:
             _decode(target, size, 0)
     for size in sizes:
-        if size > 1 and size * table.same[1] > _QUICK_S:
+        if size > 1 and size * table.same[1] > _QUICK_S:  # as many single tokens would take
             break
         first, second, *later = (_decode(target, size, 0) for _ in range(_FIRST_LOOKS))
         table.same[size] = min(later) if replays else min(first, second, *later)

@@ -55,7 +55,7 @@ def propose(
     if not any(limits[live.key].depth for live in lives):
         scheduler.stay()
     for live in able:
-        _overhear(live, scheduler)
+        _overhear(live)
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     for drafter in drafters:
         if drafter.free:
@@ -67,13 +67,13 @@ def propose(
     return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
 
 
-def _overhear(live: Live, scheduler: Scheduler) -> None:
+def _overhear(live: Live) -> None:
     """Learn from guesses that were not verified: their token has been said since."""
     for guess in live.guesses:
         if guess.place < len(live.ids):
             said = live.ids[guess.place]
             rank = guess.tokens.index(said) if said in guess.tokens else None
-            scheduler.overhear(guess.kind, Step(rank, len(guess.tokens)), guess.confidence)
+            guess.acceptance.overhear(Step(rank, len(guess.tokens)), guess.confidence)
     live.guesses.clear()
 
 
@@ -233,14 +233,6 @@ class _Goal:
             drafter.name, self._kind(drafter), nodes, depth
         )
 
-    def _guess(self, drafter: Drafter, policy: Policy, proposal: Proposal) -> Guess | None:
-        """What a free drafter says next, which teaches how good it is also where it is not used."""
-        if not len(proposal):
-            return None
-        tokens = [proposal.tokens[node] for node in proposal.children(ROOT)]
-        confidence = next(iter(policy.confidences), None)
-        return Guess(len(self.live.ids), tokens, self._kind(drafter), confidence)
-
     def consider(
         self, drafter: Drafter, policy: Policy, proposal: Proposal, draft_s: float | None
     ) -> None:
@@ -254,7 +246,7 @@ class _Goal:
         bet = self.plan.bet
         asked = bet.draft_s
         spent = None if draft_s is None or asked is None else draft_s + asked
-        guess = self._guess(drafter, policy, proposal) if drafter.free else None
+        said = proposal
         if len(proposal):
             proposal = policy.trim(self.live.permitted(proposal))
         if len(proposal):
@@ -267,10 +259,17 @@ class _Goal:
                 bet = Bet(which, expected, policy.confidences, spent, drafter.name)
                 self.plan = Plan(proposal, bet)
                 return
-        if guess is not None:
-            self.live.guesses.append(guess)
+        if drafter.free and len(said):
+            self._note_guess(policy, said)
         bet = Bet(bet.kind, bet.expected, bet.confidences, spent, drafter.name)
         self.plan = Plan(self.plan.proposal, bet)
+
+    def _note_guess(self, policy: Policy, said: Proposal) -> None:
+        """What a free drafter says next teaches how good it is, though nobody verifies it."""
+        tokens = [said.tokens[node] for node in said.children(ROOT)]
+        confidence = next(iter(policy.confidences), None)
+        guess = Guess(len(self.live.ids), tokens, policy.acceptance, confidence)
+        self.live.guesses.append(guess)
 
 
 def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None:

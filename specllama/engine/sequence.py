@@ -17,6 +17,7 @@ from specllama.sampling.constraint import Constraint, NothingAllowed, States
 from specllama.sampling.distribution import Distribution
 from specllama.sampling.noise import GreedyDrafts
 from specllama.sampling.params import SamplingParams
+from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.account import Account
 from specllama.verification.types import Proposal
 
@@ -28,12 +29,13 @@ class Guess:
     """Tokens that a drafter expected at a place, the likeliest first.
 
     Attributes:
-        kind, confidence: of drafter and sampling, and of the first token (see `Scheduler`).
+        acceptance: of that drafter; it learns what became of them.
+        confidence: in the first one, None where the drafter did not say.
     """
 
     place: int
     tokens: Ids[int]
-    kind: str
+    acceptance: Acceptance
     confidence: float | None
 
 

@@ -471,10 +471,6 @@ class Scheduler(RoundPrices):
         if proposal.values:
             acceptance.observe_values(proposal.values, path)
 
-    def overhear(self, which: str, step: Step, confidence: float | None) -> None:
-        """What became of a guess that was not verified, see `Acceptance.overhear`."""
-        self._of_kind(which).overhear(step, confidence)
-
     def settle(self, seconds: float, propose_s: float, shares: Sequence[Share]) -> None:
         """Book one round of all live sequences.
 

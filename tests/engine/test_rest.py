@@ -320,8 +320,12 @@ class TestEnds:
         self, clock: Clock, adaptive: bool
     ) -> None:
         asked: list[int] = []
-        ideas = Ideas(lambda want: Proposal(), name="text", free=True)
-        ideas.says = lambda want: (asked.append(len(want.ids)), Proposal())[1]
+
+        def says(want: Want) -> Proposal:
+            asked.append(len(want.ids))
+            return Proposal()
+
+        ideas = Ideas(says, name="text", free=True)
         made = engine(clock, ideas)
         live = made.add(ask([0, 1, 2], adaptive=adaptive))
         for ideas.strength in (0, 1, 0, 2):

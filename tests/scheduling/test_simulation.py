@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from specllama.engine.propose import _overhear
 from specllama.engine.sequence import Guess
+from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
-from specllama.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import Machine
 
 
@@ -221,16 +221,14 @@ def test_guesses_of_a_free_drafter_count_though_nobody_verifies_them() -> None:
 
 def test_a_guess_is_weighed_against_the_very_next_token() -> None:
     """Whoever brought it, and once: what is verified counts as that."""
-    scheduler, before = Scheduler(), Scheduler().acceptance("text")
-    kind = "text, greedy"
+    known, before = Acceptance(), Acceptance()
     not_yet, second, wrong = (
-        Guess(3, (7,), kind, 0.9),
-        Guess(2, (5, 3), kind, None),
-        Guess(1, (3,), kind, None),
+        Guess(3, (7,), known, 0.9),
+        Guess(2, (5, 3), known, None),
+        Guess(1, (3,), known, None),
     )
     live: Any = SimpleNamespace(ids=[1, 2, 3], guesses=[not_yet, second, wrong])
-    _overhear(live, scheduler)
-    known = scheduler.acceptance("text")
+    _overhear(live)
     assert (live.guesses, known.trials) == ([], pytest.approx(1.98))
     assert known.by_rank()[1] > before.by_rank()[1]
     assert known.at_confidence(0.9) == before.at_confidence(0.9)
