@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -44,7 +44,9 @@ MS = {
     "draft": {1: 0.3, 2: 0.33, 4: 0.4, 8: 0.5, 16: 0.6, 64: 1, 512: 5},
 }  # fmt: skip
 CHANGE_MS = {"8b": (1.6, 5.4), "70b": (3.0, 15.2), "draft": (0.5, 0.1)}
-"""Of one H200 (docs/log.md, 2026-11-29): a decode by tokens, the first and the second of a size."""
+BACK_MS = {"8b": 0.55, "70b": 1.8, "draft": 0.15}
+"""Of one H200 (docs/log.md, 2026-11-29 and 30): a decode by tokens; what the first and the second
+decode of a size cost more, and what going back to one whose graph was kept."""
 CAPTURED = 64
 CELLS = 256
 """Larger decodes are captured by no graph; cells are attended to in blocks, each another graph."""
@@ -81,36 +83,56 @@ class Clock:
 
 @dataclass
 class Card:
-    """One model's decodes on the card, and the graph that was captured last."""
+    """One model's decodes on the card, and the graphs that were captured.
+
+    Attributes:
+        sized: one of each size is kept, not only the latest.
+        decodes: of each size, as far as they matter, in the order of the latest.
+    """
 
     name: str
+    sized: bool
     shape: tuple[int, int] = (0, 0)
-    in_a_row: int = 0
+    decodes: dict[tuple[int, int], int] = field(default_factory=dict)
     used_at: float = 0.0
 
     def rest(self, now: float) -> None:
-        """A decode begins now: the graph may have been dropped by then."""
-        if now - self.used_at > KEPT_S:
-            self.shape, self.in_a_row = (0, 0), 0
+        """A decode begins now: the graphs may have been dropped by then."""
+        if now - self.used_at > KEPT_S and not self.sized:
+            self.forget()
         self.used_at = now
+
+    def forget(self) -> None:
+        """No graph fits any more."""
+        self.shape = (0, 0)
+        self.decodes.clear()
 
     def seconds(self, n_tokens: int, position: int) -> float:
         """Of the next decode, `position` the last of its tokens."""
         table = MS[self.name]
         usual = float(np.interp(n_tokens, list(table), list(table.values())))
         if n_tokens > CAPTURED:
+            if self.sized:
+                self.shape = (0, 0)
             return usual / 1000
-        shape = n_tokens, position // CELLS
-        self.in_a_row = self.in_a_row + 1 if shape == self.shape else 1
-        self.shape = shape
-        changes = dict(enumerate(CHANGE_MS[self.name], start=1))
-        return (usual + changes.get(self.in_a_row, 0.0)) / 1000
+        return (usual + self._change_ms((n_tokens, position // CELLS))) / 1000
+
+    def _change_ms(self, shape: tuple[int, int]) -> float:
+        moved, self.shape = shape != self.shape, shape
+        if moved and not self.sized:
+            self.decodes.clear()
+        elif any(block != shape[1] for _, block in self.decodes):
+            self.decodes = {}
+        count = self.decodes[shape] = self.decodes.get(shape, 0) + 1
+        back = BACK_MS[self.name] if moved and count > 1 else 0.0
+        return back + dict(enumerate(CHANGE_MS[self.name], start=1)).get(count, 0.0)
 
 
 class Emulation:
     """Takes the place of `Context.decode`, and of the clock everywhere."""
 
-    def __init__(self, target: str, pace: float) -> None:
+    def __init__(self, target: str, pace: float, *, sized: bool) -> None:
+        self._sized = sized
         self.clock = Clock(pace)
         self._target, self._decode = target, Context.decode
         self._cards: dict[int, Card] = {}
@@ -126,6 +148,16 @@ class Emulation:
         time.perf_counter = self.clock
         specllama.llama.model.is_offloaded = lambda *_: True
         specllama.llama.context.Context.decode = decode  # type: ignore[method-assign]
+        kept = "sized" if self._sized else "latest"
+        specllama.llama.context.Context.kept_graphs = kept  # type: ignore
+        if self._sized:  # which are touched while nobody asks
+            specllama.llama.context.Context.graphs_alive = True  # type: ignore
+        specllama.llama.context.Context.forget_graphs = lambda *_: emulation.forget()  # type: ignore
+
+    def forget(self) -> None:
+        """No graph fits any more."""
+        for card in self._cards.values():
+            card.forget()
 
     def decode(
         self,
@@ -138,7 +170,9 @@ class Emulation:
     ) -> list[NDArray[np.float32]]:
         """As `Context.decode`."""
         draft = context.model.path.stem.endswith("draft")
-        card = self._cards.setdefault(id(context), Card("draft" if draft else self._target))
+        card = self._cards.setdefault(
+            id(context), Card("draft" if draft else self._target, self._sized)
+        )
         seconds = context.seconds
         rows = self.clock.skip(lambda: self._decode(context, tokens, positions, sequences, outputs))
         context._waits.pop()
@@ -196,7 +230,7 @@ class Rounds:
 def main() -> None:
     """Measure and print."""
     args = _arguments()
-    emulation = Emulation(args.named, args.host)
+    emulation = Emulation(args.named, args.host, sized=args.graphs == "sized")
     rounds = Rounds(emulation.clock)
     emulation.install()
     found = facts() | vars(args)
@@ -259,6 +293,8 @@ def _arguments() -> argparse.Namespace:
 
     add("--as", dest="named", choices=[n for n in MS if n != "draft"], default="8b",
         help="cost of the target's decodes")  # fmt: skip
+    add("--graphs", choices=["sized", "latest"], default="sized",
+        help="whether a graph of each size is kept, or that of the latest decode")  # fmt: skip
     add("--temp", type=float, default=0.8, help="temperature")
     add("--verify", choices=get_args(VerifyName), default="rejection", help="rule of acceptance")
     add("--prompts", type=from_1, default=12,

@@ -151,7 +151,7 @@ class BareLoop:
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch = options.n_ctx, options.n_batch
         params.n_threads = params.n_threads_batch = options.threads or default_threads()
-        attention = options.attention(backend.offloaded)["flash_attn"]
+        attention = options.attention(backend.model.offloaded)["flash_attn"]
         params.flash_attn_type = FLASH_ATTENTION[attention]
         self._context = lib.llama_init_from_model(self._model, params)
         self._vocab = lib.llama_model_get_vocab(self._model)

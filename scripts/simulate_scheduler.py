@@ -257,7 +257,7 @@ class Machine:
         self._clock = Clock()
         self._drafter = RecordedDrafter(self._clock, device.draft / 1000 + LOOK_S)
         self._suffix = SuffixDrafter(lambda token: False)
-        self._scheduler = Scheduler(replays=device.first > 0.0)
+        self._scheduler = Scheduler(kept_graphs="latest" if device.first else "none")
         self._size = self._run = 0
         self._behind_prompt = True
         self._scheduler.recall(device.table() if device.calibrated else device.first_look())

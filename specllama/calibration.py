@@ -101,6 +101,7 @@ class Calibration:
         self._same: dict[int, Typical] = defaultdict(Typical)
         self._other: dict[int, Typical] = defaultdict(Typical)
         self._second: dict[int, Typical] = defaultdict(Typical)
+        self._back: dict[int, Typical] = defaultdict(Typical)
         self._looks: dict[int, Typical] = defaultdict(Typical)
         self._reading = Typical()
         self._exact: int | None = None
@@ -128,6 +129,7 @@ class Calibration:
             same=_values(self._same),
             other=_values(self._other),
             second=_values(self._second),
+            back=_values(self._back),
             draft={"model": looks} if looks else {},
             prefill=self._reading.value or None,
             threads=self.threads.best(),
@@ -169,6 +171,7 @@ class Calibration:
             same=_extended(table.same, known.same),
             other=_extended(table.other, known.other),
             second=_extended(table.second, known.second),
+            back=_extended(table.back, known.back),
             draft=table.draft | drafts,
             threads=known.threads | table.threads,
             exact_batch=known.exact_batch if table.exact_batch is None else table.exact_batch,
@@ -213,9 +216,10 @@ class Calibration:
         context = self._target.context
         sizes = [n for n in SIZES if n <= min(context.n_outputs, context.n_batch)]
         started = time.perf_counter()
+        context.forget_graphs()
         for number in range(_PASSES):
             for place, size in enumerate(sizes if number % 2 else sizes[::-1] if number else sizes):
-                self._measure(size)
+                self._measure(size, anew=not number)
                 passed = (number + (place + 1) / len(sizes)) / _PASSES
                 yield max(passed, (time.perf_counter() - started) / _SWEEP_S)
                 if number == 0 and self._is_hopeless(size):
@@ -224,9 +228,15 @@ class Calibration:
             if time.perf_counter() - started > _SWEEP_S:
                 return
 
-    def _measure(self, size: int) -> None:
-        context = self._target.context
-        for times in (self._other, self._second, self._same):
+    def _measure(self, size: int, *, anew: bool) -> None:
+        """Decode the same size three times.
+
+        Args:
+            anew: no graph of that size was captured yet.
+        """
+        context, same = self._target.context, self._same
+        kept = not anew and context.kept_graphs == "sized"
+        for times in (self._back, same, same) if kept else (self._other, self._second, same):
             times[size].observe(_decode(context, size, _DEPTH))
 
     def _is_hopeless(self, size: int) -> bool:
@@ -304,12 +314,13 @@ def first_look(target: Context, draft: Context | None) -> CostTable:
 
     A device that may replay captured graphs is looked at for what another size costs, too.
     """
-    table, replays = CostTable(), target.offloaded
+    table, replays = CostTable(), target.kept_graphs != "none"
     most = min(target.n_batch, target.n_outputs)
     sizes = [size for size in (FIRST_SIZES if replays else FEW_SIZES) if size <= most]
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
         for size in sizes:
             _decode(target, size, 0)
+        target.forget_graphs()
     for size in sizes:
         if size > 1 and size * table.same[1] > _QUICK_S:  # as many single tokens would take
             break
@@ -317,6 +328,8 @@ def first_look(target: Context, draft: Context | None) -> CostTable:
         table.same[size] = min(later) if replays else min(first, second, *later)
         if replays:
             table.other[size], table.second[size] = first, second
+    if target.kept_graphs == "sized":
+        table.back = {size: _decode(target, size, 0) for size in table.same}
     if draft:
         table.draft["model"] = {1: min(_decode(draft, 1, 0) for _ in range(_FIRST_LOOKS))}
     return table
@@ -338,7 +351,8 @@ def _known(scheduler: Scheduler, costs: KeptCosts) -> CostTable:
     """What earlier sessions kept and this one learned."""
     known = scheduler.table()
     if costs.table is not None:  # the scheduler drops these where no graphs are replayed
-        known = replace(known, other=costs.table.other, second=costs.table.second)
+        old = costs.table
+        known = replace(known, other=old.other, second=old.second, back=old.back)
     return known
 
 

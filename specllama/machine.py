@@ -5,6 +5,10 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
+
+GraphsKept = Literal["none", "latest", "sized"]
+"""Which captured graphs a device keeps: none, that of the latest decode, one for each size."""
 
 
 def package_version(package: str) -> str:

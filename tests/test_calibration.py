@@ -16,6 +16,7 @@ import pytest
 from specllama import Message, SpeculativeDecoder, calibration
 from specllama.calibration import FEW_SIZES, FIRST_SIZES, Threads
 from specllama.kept_costs import place_of, tables
+from specllama.machine import GraphsKept
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
 from specllama.scheduling.costs import Costs
@@ -271,7 +272,8 @@ def look(
 ) -> CostTable:
     monkeypatch.setattr(calibration, "_decode", device.decode)
     limits = {"n_batch": 512, "n_outputs": 64} | limits
-    context: Any = SimpleNamespace(offloaded=replays, **limits)
+    kept: GraphsKept = "latest" if replays else "none"
+    context: Any = SimpleNamespace(kept_graphs=kept, forget_graphs=lambda: None, **limits)
     return calibration.first_look(context, None)
 
 
@@ -280,8 +282,8 @@ def test_the_first_look_sees_what_changing_sizes_costs(monkeypatch: pytest.Monke
     assert list(table.same) == [1, 2, 3, 4, 5, 8, 16]
     assert table.same == pytest.approx({n: 0.003 + 0.0001 * n for n in table.same})
     costs = Costs(table)
-    assert costs.first_s == pytest.approx(0.0013)
-    assert costs.second_s == pytest.approx(0.0047)
+    assert costs.extra_s["first"] == pytest.approx(0.0013)
+    assert costs.extra_s["second"] == pytest.approx(0.0047)
 
 
 def test_the_first_look_is_short_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

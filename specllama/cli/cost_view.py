@@ -47,13 +47,13 @@ def origin(table: CostTable) -> str:
 
 
 def _batches(table: CostTable) -> list[str]:
-    same = table.same or table.other
+    same, changes = table.same or table.other, table.back or table.other
     if 1 not in same:
         return []
     most = max(same.values())
-    lines = ["tokens      ms  x single" + ("  changed" if table.other else "")]
+    lines = ["tokens      ms  x single" + ("  changed" if changes else "")]
     for n, seconds in sorted(same.items()):
-        changed = f"  {1000 * table.other[n]:7.2f}" if n in table.other else ""
+        changed = f"  {1000 * changes[n]:7.2f}" if n in changes else ""
         lines.append(
             f"{n:>6} {1000 * seconds:7.2f} {seconds / same[1]:9.2f}{changed}  {bar(seconds / most)}"
         )

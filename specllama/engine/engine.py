@@ -38,8 +38,6 @@ Group = list[tuple[Sequence, Plan]]
 _MOSTLY = 0.5
 _CHUNK = 32
 _CHUNK_S = 0.1
-# llama.cpp's CUDA backend drops captured graphs that were not used for so long.
-_GRAPHS_KEPT_S = 10.0
 _PLAIN = Plan()
 
 
@@ -72,7 +70,7 @@ class Engine:
         self.drafters = list(drafters)  # also finds their models
         self.n_ctx = min(n_ctx or target.n_ctx, target.n_ctx)
         self._max_batch = min(max_batch or target.n_batch, target.n_batch)
-        self.scheduler = Scheduler(self._max_batch, replays=target.offloaded)
+        self.scheduler = Scheduler(self._max_batch, kept_graphs=target.kept_graphs)
         self.linear = linear
         self._spare = range(n_slots, target.n_seq)
         self._history: dict[int, list[int]] = {slot: [] for slot in range(n_slots)}
@@ -81,7 +79,6 @@ class Engine:
         self.read_s = 0.0
         self._live: dict[int, Sequence] = {}  # the eldest first
         self._events: list[Event] = []
-        self._worked_at = time.perf_counter()
 
     def seconds_inside(self) -> float:
         """Seconds spent in the models' own calls so far, target and drafters."""
@@ -123,7 +120,7 @@ class Engine:
         """
         self.check(request.ids)
         key = self._choose_slot(request.ids)
-        if time.perf_counter() - self._worked_at > _GRAPHS_KEPT_S:
+        if not self.backend.graphs_alive:
             self.scheduler.costs.lost_graphs()
         account = self.scheduler.open_account(request.max_tokens)
         drafters = [drafter for drafter in self.drafters if drafter.name in request.drafters]
@@ -249,7 +246,6 @@ class Engine:
                     live.chance.go_back(place)
             raise
         self._end_finished()
-        self._worked_at = time.perf_counter()
         events, self._events = self._events, []
         return events
 

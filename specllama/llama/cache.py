@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import EngineError
+from specllama.machine import GraphsKept
 
 Progress = Callable[[int, int], None]
 """(tokens done, tokens in all) of a prompt."""
@@ -35,12 +36,16 @@ class Backend(Protocol):
     overran: bool
 
     @property
-    def offloaded(self) -> bool:
-        """Whether a device other than the CPU has a part in it, as far as the settings go."""
+    def kept_graphs(self) -> GraphsKept:
+        """Which captured graphs its device may keep, as far as the settings go."""
 
     @property
     def answers_later(self) -> bool:
         """Whether a decode is only queued by its call, and the device works on its own."""
+
+    @property
+    def graphs_alive(self) -> bool:
+        """Whether what was captured by the latest decodes is still there."""
 
     def decode(
         self,

@@ -20,8 +20,9 @@ import psutil
 from numpy.typing import NDArray
 
 from specllama.errors import EngineError, OutOfMemory, UsageError
-from specllama.llama import library
+from specllama.llama import graphs, library
 from specllama.llama.model import Model
+from specllama.machine import GraphsKept
 from specllama.options import ModelOptions, micro_batch
 
 Row = NDArray[np.float32]
@@ -92,9 +93,12 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.type_k = CACHE_TYPES[cache_type_k]
         params.type_v = CACHE_TYPES[cache_type_v]
+        self._graphs = graphs.KeptGraphs()
         self._handle = self._open(params)
-        self._end = weakref.finalize(self, _free, self._lib, self._handle, model)
+        self._end = weakref.finalize(self, _free, self._lib, self._handle, self._graphs, model)
         self._end.atexit = False
+        if self._graphs:
+            graphs.keeper.add(self, self._graphs)
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
         self.n_ctx_seq = int(self._lib.llama_n_ctx_seq(self._handle))
@@ -117,7 +121,7 @@ class Context:
 
     def _open(self, params: Any) -> Any:
         library.forget_log()
-        handle = self._lib.llama_init_from_model(self.model.handle, params)
+        handle = self._initialise(params)
         if handle:
             return handle
         errors = " ".join(library.recent_errors())
@@ -133,6 +137,15 @@ class Context:
             f"Not enough memory for a context of {params.n_ctx} tokens ({errors or 'no reason'}).",
             "Try a smaller context (-c).",
         )
+
+    def _initialise(self, params: Any) -> Any:
+        def initialise() -> Any:
+            return self._lib.llama_init_from_model(self.model.handle, params)
+
+        if not self.model.offloaded:
+            return initialise()
+        handle, self._graphs = graphs.opened(initialise)
+        return handle
 
     def _probe_rollback(self) -> Rollback:
         """Two dummy tokens, one dropped: also warms the weights up."""
@@ -167,10 +180,12 @@ class Context:
         if wanted > self.n_outputs:  # llama.cpp would abort the process
             raise EngineError(f"Logits of {wanted} tokens; this context gives {self.n_outputs}.")
         library.forget_log()
-        started = time.perf_counter()
-        status = self._lib.llama_decode(self._handle, self._batch.struct)
+        started = self._graphs.used_at = time.perf_counter()
+        with self._graphs.lock:
+            status = self._lib.llama_decode(self._handle, self._batch.struct)
         queued_s = time.perf_counter() - started
         self.seconds += queued_s
+        graphs.interruptions.raise_any()
         if status != 0:
             raise EngineError(_reason(status))
         busy_s = 0.0
@@ -188,9 +203,20 @@ class Context:
         return rows
 
     @property
-    def offloaded(self) -> bool:
-        """Whether a device other than the CPU has weights of the model."""
-        return self.model.offloaded
+    def kept_graphs(self) -> GraphsKept:
+        """Which captured graphs the device may keep: the CPU has none."""
+        if not self.model.offloaded:
+            return "none"
+        return "sized" if self._graphs else "latest"
+
+    @property
+    def graphs_alive(self) -> bool:
+        """Whether what was captured by the latest decodes is still there."""
+        return self._graphs.alive
+
+    def forget_graphs(self) -> None:
+        """Let none that is kept for its size fit any more (to measure what that costs)."""
+        self._graphs.forget()
 
     @property
     def answers_later(self) -> bool:
@@ -292,8 +318,9 @@ class Context:
         self._lib, self._handle = library.Closed(), None
 
 
-def _free(lib: Any, handle: Any, _model: Model) -> None:
-    """Free a context, until when its model must not be."""
+def _free(lib: Any, handle: Any, kept: graphs.KeptGraphs, _model: Model) -> None:
+    """Free a context, until when its model must not be, nor what its backends call."""
+    kept.close()
     lib.llama_free(handle)
 
 

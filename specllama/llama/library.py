@@ -200,6 +200,56 @@ def _ggml() -> ctypes.CDLL:
     return library
 
 
+class GgmlInit(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_BASE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ggml_version": (ctypes.c_char_p, ()),
+    "ggml_init": (_POINTER, (GgmlInit,)),
+    "ggml_free": (None, (_POINTER,)),
+    "ggml_new_tensor_2d": (_POINTER, (_POINTER, _INT, ctypes.c_int64, ctypes.c_int64)),
+    "ggml_scale": (_POINTER, (_POINTER, _POINTER, ctypes.c_float)),
+    "ggml_new_graph": (_POINTER, (_POINTER,)),
+    "ggml_build_forward_expand": (None, (_POINTER, _POINTER)),
+    "ggml_backend_dev_backend_reg": (_POINTER, (_POINTER,)),
+    "ggml_backend_dev_init": (_POINTER, (_POINTER, _POINTER)),
+    "ggml_backend_guid": (_POINTER, (_POINTER,)),
+    "ggml_backend_free": (None, (_POINTER,)),
+    "ggml_backend_tensor_set": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
+    "ggml_backend_tensor_get": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
+    "ggml_backend_sched_new": (
+        _POINTER, (_POINTER, _POINTER, _INT, _SIZE, ctypes.c_bool, ctypes.c_bool)
+    ),
+    "ggml_backend_sched_free": (None, (_POINTER,)),
+    "ggml_backend_sched_alloc_graph": (ctypes.c_bool, (_POINTER, _POINTER)),
+    "ggml_backend_sched_graph_compute": (_INT, (_POINTER, _POINTER)),
+}  # fmt: skip
+
+
+@functools.cache
+def ggml_base() -> Any:
+    """ggml's own functions, None where this build lacks one of those used here."""
+    bindings = load()
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    try:
+        library = load_shared_library("ggml-base", bindings._base_path)
+        for name, (result, arguments) in _BASE.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (FileNotFoundError, RuntimeError, AttributeError):
+        return None
+    return library
+
+
 def build() -> str:
     """Versions of llama-cpp-python and of the llama.cpp in use."""
     import llama_cpp

@@ -7,6 +7,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from specllama.machine import GraphsKept
+from specllama.scheduling import graphs
+from specllama.scheduling.graphs import Part, Parts, Phase
 from specllama.scheduling.table import CostTable, Seconds
 from specllama.scheduling.typical import Typical
 
@@ -26,8 +29,6 @@ _DRAFT_GUESS = 0.25
 _MATERIAL = 0.1
 _NEWS = 0.03
 _RENEWAL = 32
-CHANGING = 2
-"""So many decodes of another size cost more: one finds no graph, one captures it."""
 FEW_UNREAD = 8
 """A draft model reads so many tokens behind the last look in the time of that look."""
 _BLOCK = 256
@@ -54,38 +55,36 @@ class Costs:
     (`worst_s`) where something is at risk. A size that seems dear would not be tried again, though
     the machine was busy when it was seen: after a while it is hoped to be cheaper (`hoped_s`).
 
-    Where graphs are captured and replayed (CUDA), another size than before costs more: its first
-    decode finds no graph that fits, its second captures one. Behind a prompt, the first decode
-    costs as much, but the size before it needs no new capture. Where both are 0, all decodes teach
-    one table.
+    Where graphs are captured and replayed (CUDA), a decode of another size than the one before
+    costs more (`scheduling.graphs`). Where that is not seen to, all decodes teach one table.
 
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now
             (a busy machine, a longer context), until they are measured themselves.
-        replays: the device may replay captured graphs. Elsewhere sizes are never taken to cost for
-            being other ones: the noise of a CPU looks like that often enough.
+        kept_graphs: what the device keeps of captured graphs. Where none, sizes are never taken to
+            cost for being other ones: the noise of a CPU looks like that often enough.
 
     Attributes:
-        first_s, second_s: what the first and the second decode of another size cost more.
-        size: of the latest decode, 0 before any.
-        behind_prompt: whether a prompt was read since then.
+        extra_s: what the parts of a change cost (`scheduling.graphs`).
         n_decodes: of rounds that drafts were possible in, timed or not.
         version, draft_version: change when prices of decodes and of drafting do, by more than a
             little; until then they may be remembered.
     """
 
-    def __init__(self, kept: CostTable | None = None, *, replays: bool = True) -> None:
-        self._replays = replays
+    def __init__(
+        self, kept: CostTable | None = None, *, kept_graphs: GraphsKept = "latest"
+    ) -> None:
+        self._replays = kept_graphs != "none"
+        self._sized = kept_graphs == "sized"
+        self._graphs = graphs.of(kept_graphs)
         self._kept = kept or CostTable()
-        if not replays:
+        if not self._replays:
             same = self._kept.other | self._kept.same
-            self._kept = replace(self._kept, same=same, other={}, second={})
+            self._kept = replace(self._kept, same=same, other={}, second={}, back={})
         self._all: dict[int, Typical] = defaultdict(Typical)
-        self._same: dict[int, Typical] = defaultdict(Typical)
-        self._firsts: dict[int, Typical] = defaultdict(Typical)
-        self._seconds: dict[int, Typical] = defaultdict(Typical)
-        self._in_a_row = 0
-        self._has_changed = False
+        self._times: dict[Phase, dict[int, Typical]] = {
+            phase: defaultdict(Typical) for phase in ("same", "first", "second", "back")
+        }
         self._draft: dict[tuple[str, int], dict[int, Typical]] = {}
         self._looks: dict[tuple[str, int], Seconds] = {}
         self._paces: deque[float] = deque(maxlen=_PACES)
@@ -100,10 +99,11 @@ class Costs:
         self._cheap_s = self._dear_s = 0.0
         self._pace = 1.0
         self.version = self.draft_version = 0
-        self.first_s = _extra_s(self._kept.same, self._kept.other)
-        self.second_s = _extra_s(self._kept.same, self._kept.second)
-        self.size = 0
-        self.behind_prompt = True
+        self.extra_s: dict[Part, float] = {
+            "first": _extra_s(self._kept.same, self._kept.other),
+            "second": _extra_s(self._kept.same, self._kept.second),
+            "back": _extra_s(self._kept.same, self._kept.back),
+        }
         self._block = 0
         self._renew()
 
@@ -114,16 +114,15 @@ class Costs:
 
         A size's first does not count: it may be a hiccup.
         """
-        behind_prompt = self.behind_prompt
+        parts = self._graphs.pays(n_tokens)
         self.pass_by(n_tokens)
-        alike = self._alike(behind_prompt)
+        alike, usual = self._times[self._graphs.phase], self._times["same"]
         is_plausible = alike[n_tokens].observe(seconds)
-        steady = alike is self._same
+        steady = alike is usual
         pays = self.switch_s and not steady
-        if pays and is_plausible and seconds < self._same[n_tokens].value:
+        if pays and is_plausible and seconds < usual[n_tokens].value:
             # a burst of hiccups was measured: a decode that pays for changing takes no less
-            extra = self.first_s if alike is self._firsts else self.second_s
-            self._same[n_tokens].cap(max(seconds - extra, _LEAST_STEADY * seconds))
+            usual[n_tokens].cap(max(seconds - self._sum(parts), _LEAST_STEADY * seconds))
         believed = self._all[n_tokens].observe(seconds)
         expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
@@ -139,17 +138,14 @@ class Costs:
 
     def pass_by(self, n_tokens: int) -> None:
         """A decode whose time says nothing that anybody needs."""
-        self.behind_prompt = False
-        if n_tokens == self.size:
-            self._in_a_row += 1
-            return
-        self._in_a_row, self._has_changed = 1, self.size != 0
-        self.size = n_tokens
+        self._graphs.decode(n_tokens)
+        if self._sized and self._graphs.phase in ("first", "second"):
+            self.version += 1  # what a size costs depends on whether it has a graph
 
     def lost_graphs(self) -> None:
         """No graph fits any more: the next size is a new one, whichever it is."""
-        self.size = self._in_a_row = 0
-        self.behind_prompt = True  # whatever is decoded next pays as it would there
+        self._graphs.lose()
+        self.version += self._sized
 
     def reach(self, n_cells: int) -> None:
         """The next decode comes behind so many cells, which are attended to in blocks.
@@ -161,15 +157,9 @@ class Costs:
             self._block = block
             self.lost_graphs()
 
-    def _alike(self, behind_prompt: bool) -> dict[int, Typical]:
-        """The times of decodes like the latest one."""
-        if behind_prompt or self._in_a_row == 1:
-            return self._firsts
-        return self._seconds if self._in_a_row == CHANGING else self._same
-
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""
-        times = self._same if self.switch_s else self._all
+        times = self._times["same"] if self.switch_s else self._all
         typical = times.get(n_tokens)
         if typical is None or typical.count < 2:
             return self._is_off(self.pace, self._pace)
@@ -195,9 +185,9 @@ class Costs:
     def _learn_switch(self) -> None:
         if not self._replays:
             return
-        same = _values(self._same)
-        self.first_s = _corrected(self.first_s, same, _values(self._firsts))
-        self.second_s = _corrected(self.second_s, same, _values(self._seconds))
+        same = _values(self._times["same"])
+        for part, known in self.extra_s.items():
+            self.extra_s[part] = _corrected(known, same, _values(self._times[part]))
 
     def _check_doubted(self, n_tokens: int, seconds: float) -> bool:
         """Whether the size was hoped to be cheaper; where it is not, doubt all more seldom."""
@@ -223,7 +213,7 @@ class Costs:
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
         """`n_tokens` of a prompt read by the target, and by drafters along with it."""
         self._reading.observe(seconds / n_tokens)
-        self.behind_prompt = True
+        self._graphs.read_prompt()
 
     def observe_catching_up(self, n_tokens: int, seconds: float) -> None:
         """A draft model read so many tokens without drafting; few say nothing of many."""
@@ -247,21 +237,51 @@ class Costs:
     @property
     def is_changing(self) -> bool:
         """Whether the latest decode still paid for being of another size than those before."""
-        return self._has_changed and self._in_a_row <= CHANGING and self.switch_s > 0.0
+        return self._graphs.changes and self.switch_s > 0.0
+
+    @property
+    def size(self) -> int:
+        """Of the latest decode, 0 where no graph fits any more."""
+        return self._graphs.size
+
+    @property
+    def behind_prompt(self) -> bool:
+        """Whether a prompt was read since then."""
+        return self._graphs.behind_prompt
 
     @property
     def switch_s(self) -> float:
-        """What going over to another size costs, once and for all."""
-        return self.first_s + self.second_s
+        """What going over to another size costs, once and for all, where it has been before."""
+        extra = self.extra_s
+        return extra["back"] if self._sized else extra["first"] + extra["second"]
+
+    def _sum(self, parts: Parts) -> float:
+        return sum(map(self.extra_s.__getitem__, parts), 0.0)
 
     def change_s(self, n_tokens: int) -> float:
-        """What of that a decode of some size would pay now."""
-        first = self.first_s if self.behind_prompt or n_tokens != self.size else 0.0
-        return first + (self.second_s if self.captures(n_tokens) else 0.0)
+        """What a decode of some size would pay now for being of another size, or new."""
+        return self._sum(self._graphs.pays(n_tokens))
 
     def captures(self, n_tokens: int) -> bool:
-        """Whether a decode of some size would be the second of its size, which captures a graph."""
-        return n_tokens == self.size and self._in_a_row == 1
+        """Whether a decode of some size would capture a graph now."""
+        return self._graphs.captures(n_tokens)
+
+    def dues_s(self, n_tokens: int) -> tuple[float, float]:
+        """What of that the first two of many decodes of a size pay behind a prompt."""
+        now, later = self._graphs.dues(n_tokens)
+        return self._sum(now), self._sum(later)
+
+    def move_s(self, n_tokens: int, before: int, kept: int) -> float:
+        """What a decode pays behind one of size `before`, where many of size `kept` follow."""
+        return self._sum(self._graphs.move(n_tokens, before, kept))
+
+    def toll_s(self, n_tokens: int, *, away: bool = False) -> float:
+        """What decodes of a size pay in all until they cost what they usually do.
+
+        Args:
+            away: another size was decoded before.
+        """
+        return self._sum(self._graphs.toll(n_tokens, away=away))
 
     def readable(self, seconds: float, least: int) -> int:
         """How many tokens of a prompt can be read in so many seconds; at least `least`."""
@@ -313,9 +333,14 @@ class Costs:
             # a first measurement may be a hiccup's, but no hiccup makes a decode shorter
             shorter = {n: s for n, s in _values(self._all, 1).items() if s < kept.get(n, 0.0)}
             return kept | shorter | _values(self._all)
-        seen = {n: s - self.first_s for n, s in _values(self._firsts).items() if s > self.first_s}
+        seen = {
+            n: seconds - extra
+            for part, extra in self.extra_s.items()
+            for n, seconds in _values(self._times[part]).items()
+            if part != "second" and seconds > extra
+        }
         kept = {n: s * pace for n, s in self._kept.same.items()}
-        return seen | kept | _values(self._same)
+        return seen | kept | _values(self._times["same"])
 
     def target_s(self, n_tokens: int) -> float:
         """Expected seconds of a target decode of as many tokens as before (some size is known)."""
@@ -377,9 +402,9 @@ class Costs:
         """
         kept = self._kept
         level = self.pace if kept.how == "calibrated" else 1.0
-        same, other, second = map(_values, (self._same, self._firsts, self._seconds))
+        same, other, second, back = map(_values, self._times.values())
         if not self.switch_s:
-            same, other, second = _values(self._all), {}, {}
+            same, other, second, back = _values(self._all), {}, {}, {}
         return CostTable(
             how=kept.how,
             date=kept.date,
@@ -387,6 +412,7 @@ class Costs:
             same=self._merged(kept.same, same, level),
             other=self._merged(kept.other, other, level),
             second=self._merged(kept.second, second, level),
+            back=self._merged(kept.back, back, level),
             draft=kept.draft
             | {
                 name: self._merged(kept.draft.get(name, {}), _values(table), level)
@@ -410,7 +436,8 @@ class Costs:
     def changed(self) -> bool:
         """Whether the table to keep differs materially from the one that was kept."""
         new, kept = self.table(), self._kept
-        pairs = [(new.same, kept.same), (new.other, kept.other), (new.second, kept.second)]
+        pairs = [(new.same, kept.same), (new.other, kept.other)]
+        pairs += [(new.second, kept.second), (new.back, kept.back)]
         pairs += [(costs, kept.draft.get(name, {})) for name, costs in new.draft.items()]
         return any(
             n not in old or _differs(seconds, old[n])

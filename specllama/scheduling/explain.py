@@ -106,6 +106,7 @@ def _at_todays_pace(scheduler: Scheduler) -> CostTable:
         table,
         same=dict(costs.steady()),
         other=paced(table.other),
+        back=paced(table.back),
         second=paced(table.second),
         draft={
             name: {n: costs.draft_s(name, n) for n in looks} for name, looks in table.draft.items()

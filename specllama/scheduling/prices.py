@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from specllama.machine import GraphsKept
 from specllama.scheduling.costs import Costs
 
 _CHEAPER = 0.95
@@ -30,16 +31,16 @@ class RoundPrices:
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
-        replays: see `Costs`.
+        kept_graphs: see `Costs`.
 
     Attributes:
         costs: what is known of the machine.
         n_live: how many sequences share this round's batches.
     """
 
-    def __init__(self, max_batch: int, *, replays: bool) -> None:
-        self._replays = replays
-        self.costs = Costs(replays=replays)
+    def __init__(self, max_batch: int, *, kept_graphs: GraphsKept) -> None:
+        self._kept_graphs = kept_graphs
+        self.costs = Costs(kept_graphs=kept_graphs)
         self.n_live = 1
         self._max_batch = max_batch
         self._seen_from: dict[tuple[int, int], _Prices] = {}
@@ -49,7 +50,7 @@ class RoundPrices:
         self._priced = self._drafts_priced = self._plain_of = (0, 0)
         self._plain_s = 0.0
         self._age = 0
-        self._inherited_s = 0.0
+        self._dues_s = 0.0, 0.0
 
     def _price(self, n_live: int) -> None:
         """Prices of rounds of so many sequences, at today's costs; plain ones are the usual."""
@@ -64,8 +65,7 @@ class RoundPrices:
         self._age += 1
         if self.costs.behind_prompt:
             self._age = 0
-            captured = self.costs.size == self._plain_size
-            self._inherited_s = 0.0 if captured else self.costs.second_s
+            self._dues_s = self.costs.dues_s(self._plain_size)
         self._keep(self._plain_size)
 
     def _keep(self, size: int) -> None:
@@ -120,14 +120,15 @@ class RoundPrices:
         seconds = self._here.worst_s[n_tokens]
         if not costs.switch_s:
             return seconds
-        back = costs.switch_s if size != self._plain_size else 0.0
-        due = self._due_s + (0.0 if self._age else self._inherited_s)
+        plain = self._plain_size
+        back = costs.toll_s(plain, away=True) if size != plain else 0.0
+        due = sum(self._dues_s[self._age :])
         return seconds + max(0.0, costs.change_s(size) + back - due)
 
     @property
     def _due_s(self) -> float:
         """What plain decoding from this prompt on would pay in this round for its size."""
-        return (self.costs.first_s, self._inherited_s, 0.0)[min(self._age, 2)]
+        return sum(self._dues_s[self._age : self._age + 1])
 
     def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
         full, rest = divmod(n_tokens, self._max_batch)
@@ -144,7 +145,7 @@ class RoundPrices:
     def _changes_s(self, size: int) -> float:
         """What the changes of size cost that a decode brings beyond those already due."""
         costs, kept, before = self.costs, self._here.kept, self._here.before
-        there = costs.first_s if size != before else 0.0
+        there = costs.move_s(size, before, kept)
         return there + ((size != kept) - (before != kept)) * costs.switch_s
 
     def padded(self, n_tokens: int) -> int:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
+from specllama.machine import GraphsKept
 from specllama.results import SpecStats
 from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
 from specllama.scheduling.account import USUAL_TOKENS, Account
 from specllama.scheduling.ahead import Ahead
-from specllama.scheduling.costs import CHANGING, FEW_UNREAD, Costs
+from specllama.scheduling.costs import FEW_UNREAD, Costs
+from specllama.scheduling.graphs import CHANGING
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
 from specllama.scheduling.prices import RoundPrices
@@ -118,14 +120,14 @@ class Scheduler(RoundPrices):
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
-        replays: see `Costs`.
+        kept_graphs: see `Costs`.
 
     Attributes:
         ahead: what is drafted while the target is at work.
     """
 
-    def __init__(self, max_batch: int = 1 << 30, *, replays: bool = True) -> None:
-        super().__init__(max_batch, replays=replays)
+    def __init__(self, max_batch: int = 1 << 30, *, kept_graphs: GraphsKept = "latest") -> None:
+        super().__init__(max_batch, kept_graphs=kept_graphs)
         self._known: Mapping[str, dict[str, list[float]]] = {}
         self._acceptance: dict[str, Acceptance] = {}
         self._patience: dict[str, _Patience] = {}
@@ -181,7 +183,7 @@ class Scheduler(RoundPrices):
 
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
-        self.costs = Costs(table, replays=self._replays)
+        self.costs = Costs(table, kept_graphs=self._kept_graphs)
         self._known = table.acceptance
         self._acceptance.clear()
         self._outlooks.clear()
@@ -330,7 +332,7 @@ class Scheduler(RoundPrices):
         enough = _NEARLY * max(rates.values())
         best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
         saved = USUAL_TOKENS * (1.0 / rates[before] - 1.0 / rates[best]) if before else math.inf
-        rate(best if saved > self.costs.switch_s else before)
+        rate(best if saved > self.costs.toll_s(best, away=True) else before)
 
     def is_worth(self, rate: float, n_tokens: int) -> bool:
         """Whether so many tokens are made sooner at that rate of drafting than without drafts.
@@ -339,10 +341,8 @@ class Scheduler(RoundPrices):
             rate: tokens per second of each sequence, once the size of its decodes is kept.
         """
         saved = n_tokens * (self.plain_s - 1.0 / rate)
-        there = self.costs.switch_s
-        if self.costs.size == self._drafting_size != self._plain_size:
-            return saved > -there
-        return saved > (there if self.costs.size else 0.0)
+        toll_s = self.costs.toll_s
+        return saved > toll_s(self._drafting_size) - toll_s(self._plain_size)
 
     def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
@@ -444,7 +444,7 @@ class Scheduler(RoundPrices):
 
     def _is_settled(self, name: str) -> bool:
         """Whether a drafter has drafted often enough behind the prompt to take its usual time."""
-        n_dear = CHANGING if self._replays else 0
+        n_dear = CHANGING if self._kept_graphs != "none" else 0
         return self._age > 0 and self._drafts[name] > n_dear
 
     def overran(self, n_tokens: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from specllama.hub.fingerprint import file_identity
 from specllama.whole_file import whole_file
 
-FORMAT = 3
+FORMAT = 4
 MOST_BYTES = 256 * 1024
 MOST_FILES = 64
 MOST_EXACT = 16
@@ -48,7 +48,8 @@ class CostTable:
         load: the machine's load average at that time, None where it has none.
         same, other, second: seconds of a target decode of n tokens after several of the same
             size, after one of another size, and after only one of the same (they differ where
-            graphs are captured and replayed).
+            graphs are captured and replayed, and none of that size was).
+        back: the same after one of another size, where a graph of this one was kept.
         draft: by drafter, seconds of n decodes of its model in a row.
         prefill: seconds a prompt token.
         acceptance: by drafter and kind of sampling, see `Acceptance.known`.
@@ -63,6 +64,7 @@ class CostTable:
     same: Seconds = field(default_factory=dict)
     other: Seconds = field(default_factory=dict)
     second: Seconds = field(default_factory=dict)
+    back: Seconds = field(default_factory=dict)
     draft: dict[str, Seconds] = field(default_factory=dict)
     prefill: float | None = None
     acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class CostTable:
             "same": _by_text(same),
             "other": _by_text(_believable(_rounded(self.other), same)),
             "second": _by_text(_believable(_rounded(self.second), same)),
+            "back": _by_text(_believable(_rounded(self.back), same)),
             "draft": {
                 name: _by_text(_believable(_rounded(costs))) for name, costs in self.draft.items()
             },
@@ -112,6 +115,7 @@ class CostTable:
             same=same,
             other=_seconds(data["other"], same),
             second=_seconds(data["second"], same),
+            back=_seconds(data["back"], same),
             draft={_name(name): _seconds(costs) for name, costs in data["draft"].items()},
             prefill=None if prefill is None else _reading(prefill, same),
             acceptance={_name(k): _shares(rates) for k, rates in data["acceptance"].items()},

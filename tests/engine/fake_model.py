@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.machine import GraphsKept
+
 Tokens = tuple[int, ...]
 Row = NDArray[np.float32]
 Language = Callable[[Tokens], Row]
@@ -89,7 +91,8 @@ class FakeModel:
     cost: Callable[[int], float] = lambda n_tokens: 0.001 + 0.0001 * n_tokens
     faults: dict[int, Fault] = field(default_factory=dict)
     seconds: float = 0.0
-    offloaded: bool = True
+    kept_graphs: GraphsKept = "latest"
+    graphs_alive: bool = True
     answers_later: bool = False
     overran: bool = False
     batches: list[int] = field(default_factory=list)

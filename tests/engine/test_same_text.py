@@ -92,7 +92,7 @@ def test_any_setting(data: st.DataObject) -> None:
         n_batch,
         n_seq=4 if trees else 1,
         rollback=rollback,
-        offloaded=draw(st.booleans(), "offloaded"),
+        kept_graphs=draw(st.sampled_from(["none", "latest", "sized"]), "kept graphs"),
         answers_later=draw(st.booleans(), "later"),
     )
     drafters: list[Any] = []

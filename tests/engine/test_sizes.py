@@ -13,6 +13,7 @@ from specllama.drafting.protocol import Want
 from specllama.engine import engine as engine_module
 from specllama.engine import propose as propose_module
 from specllama.engine.engine import Engine
+from specllama.machine import GraphsKept
 from specllama.scheduling.account import Account
 from specllama.scheduling.table import CostTable
 from specllama.verification.types import Proposal
@@ -156,25 +157,27 @@ def test_plain_decoding_is_noticed() -> None:
     assert made.scheduler.costs.n_decodes == 0
 
 
-@pytest.mark.parametrize(("idle_s", "kept"), [(9.0, 1), (11.0, 0)])
-def test_graphs_are_lost_while_nobody_asks(idle_s: float, kept: int, clock: Clock) -> None:
+@pytest.mark.parametrize(("alive", "kept"), [(True, 1), (False, 0)])
+def test_graphs_are_lost_while_nobody_asks(alive: bool, kept: int) -> None:
     """llama.cpp drops those of a device that nothing used for ten seconds."""
-    made = Engine(FakeModel(WORDS, n_seq=1))
+    model = FakeModel(WORDS, n_seq=1)
+    made = Engine(model)
     asked = request([1, 2, 3], max_tokens=2, is_end=lambda token: False)
     run(made, asked)
     assert made.scheduler.costs.size == 1
-    clock.advance(idle_s)
+    model.graphs_alive = alive
     made.add(asked)
     assert made.scheduler.costs.size == kept
 
 
-@pytest.mark.parametrize("offloaded", [True, False])
+@pytest.mark.parametrize("kept_graphs", ["sized", "latest", "none"])
 @pytest.mark.parametrize("drafters", [("script",), ()])
 def test_another_block_of_cells_is_another_graph(
-    drafters: tuple[str, ...], offloaded: bool, monkeypatch: pytest.MonkeyPatch
+    drafters: tuple[str, ...], kept_graphs: GraphsKept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where cells are attended to in blocks of 256: plain decoding captures its graph anew, too."""
-    made = engine(WORDS, 1, n_ctx=600, offloaded=offloaded)
+    made = engine(WORDS, 1, n_ctx=600, kept_graphs=kept_graphs)
+    replays = kept_graphs != "none"
     cells: list[int] = []
     lose = made.scheduler.costs.lost_graphs
 
@@ -185,13 +188,13 @@ def test_another_block_of_cells_is_another_graph(
     monkeypatch.setattr(made.scheduler.costs, "lost_graphs", spy)
     endless = {"max_tokens": 16, "is_end": lambda token: False, "drafters": drafters}
     run(made, request([1] * 250, **endless))
-    assert len(cells) == offloaded
-    if offloaded and not drafters:
+    assert len(cells) == replays
+    if replays and not drafters:
         assert cells == [256], "the next decode is the first that reaches beyond"
-    if offloaded and drafters:
+    if replays and drafters:
         assert 256 - 3 <= cells[0] <= 256, "a decode of four reaches beyond earlier"
     run(made, request([2] * 20, **endless))
-    assert len(cells) == 2 * offloaded, "and back"
+    assert len(cells) == 2 * replays, "and back"
 
 
 def test_of_several_slots_nobody_knows_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

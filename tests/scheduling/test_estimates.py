@@ -326,21 +326,21 @@ class TestSwitching:
 
     def test_is_found(self) -> None:
         costs = self.machine()
-        assert costs.first_s == pytest.approx(FIRST_S)
-        assert costs.second_s == pytest.approx(SECOND_S)
+        assert costs.extra_s["first"] == pytest.approx(FIRST_S)
+        assert costs.extra_s["second"] == pytest.approx(SECOND_S)
         assert costs.switch_s == pytest.approx(FIRST_S + SECOND_S)
         assert costs.target_s(2) == pytest.approx(0.0036), "without what changing costs"
 
     def test_the_capture_is_learned_from_second_decodes(self) -> None:
         """Even where the first decode of another size costs nothing."""
         costs = self.machine(first=0.0)
-        assert costs.first_s == 0.0
-        assert costs.second_s == costs.switch_s == pytest.approx(SECOND_S)
+        assert costs.extra_s["first"] == 0.0
+        assert costs.extra_s["second"] == costs.switch_s == pytest.approx(SECOND_S)
         assert costs.target_s(4) == pytest.approx(0.0042)
 
     def test_where_no_second_decode_is_dearer_there_is_no_capture(self) -> None:
         costs = self.machine(second=0.0)
-        assert (costs.first_s, costs.second_s) == (pytest.approx(FIRST_S), 0.0)
+        assert (costs.extra_s["first"], costs.extra_s["second"]) == (pytest.approx(FIRST_S), 0.0)
 
     def test_is_none_where_it_is_none(self) -> None:
         costs = self.machine(0.00002, 0.00002)
@@ -357,8 +357,8 @@ class TestSwitching:
         assert table.other[2] == pytest.approx(0.0036 + FIRST_S)
         assert table.second[2] == pytest.approx(0.0036 + SECOND_S)
         costs = Costs(CostTable.of(table.to_dict()))
-        assert costs.first_s == pytest.approx(FIRST_S, rel=0.01)
-        assert costs.second_s == pytest.approx(SECOND_S, rel=0.01)
+        assert costs.extra_s["first"] == pytest.approx(FIRST_S, rel=0.01)
+        assert costs.extra_s["second"] == pytest.approx(SECOND_S, rel=0.01)
         assert not costs.changed
 
     def test_a_capture_that_became_dearer_is_news(self) -> None:
@@ -366,7 +366,7 @@ class TestSwitching:
         for n_tokens in (1, 2, 4) * 3:
             for extra in (FIRST_S, 2 * SECOND_S, 0.0, 0.0):
                 costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
-        assert costs.second_s == pytest.approx(2 * SECOND_S)
+        assert costs.extra_s["second"] == pytest.approx(2 * SECOND_S)
         assert costs.changed
 
     def test_one_size_that_is_in_use_tells_what_a_capture_costs(self) -> None:
@@ -375,7 +375,7 @@ class TestSwitching:
         for _ in range(3):
             for n_tokens, extra in ((1, FIRST_S), (1, 2 * SECOND_S), (1, 0.0), (4, FIRST_S)):
                 costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
-        assert costs.second_s == pytest.approx(2 * SECOND_S)
+        assert costs.extra_s["second"] == pytest.approx(2 * SECOND_S)
 
     def test_two_sizes_reveal_no_captures_where_none_are_known(self) -> None:
         """As on a CPU: now and then a first decode takes longer."""
@@ -383,17 +383,17 @@ class TestSwitching:
         for _ in range(9):
             for n_tokens, extra in ((1, 0.003), (1, 0.004), (1, 0.0), (2, 0.003), (2, 0.004)):
                 costs.observe_target(n_tokens, 0.003 + 0.007 * n_tokens + extra)
-        assert (costs.first_s, costs.second_s) == (0.0, 0.0)
+        assert (costs.extra_s["first"], costs.extra_s["second"]) == (0.0, 0.0)
 
     def test_nothing_is_learned_where_no_graphs_are_replayed(self) -> None:
         """Whatever the noise is like, and whatever a table says that was kept before."""
         table = self.machine().table()
-        costs = Costs(table, replays=False)
+        costs = Costs(table, kept_graphs="none")
         for _ in range(9):
             for n_tokens in (1, 2, 3, 4):
                 for extra in (FIRST_S, SECOND_S, 0.0, 0.0, 0.0):
                     costs.observe_target(n_tokens, 0.003 * n_tokens + extra)
-        assert (costs.first_s, costs.second_s, costs.switch_s) == (0.0, 0.0, 0.0)
+        assert (costs.extra_s["first"], costs.extra_s["second"], costs.switch_s) == (0.0, 0.0, 0.0)
         assert costs.target_s(4) == pytest.approx(0.012)
         assert costs.table().other == costs.table().second == {}
 
@@ -405,7 +405,7 @@ class TestSwitching:
                 for seconds in (0.009 if place % 5 == 0 else 0.010, 0.010, 0.010):
                     costs.observe_target(n_tokens, seconds * n_tokens)
         assert costs.switch_s == 0.0
-        assert costs._same[4].value == pytest.approx(0.040)
+        assert costs._times["same"][4].value == pytest.approx(0.040)
 
     def test_a_burst_of_hiccups_is_not_believed_for_ever(self) -> None:
         """A size that seems dear is hardly tried, and then its first decodes are all there is."""
@@ -490,8 +490,8 @@ class TestSwitching:
                 costs.observe_reading(10, 0.02)
                 for extra in (FIRST_S, 0.0, 0.0):
                     costs.observe_target(n_tokens, 0.003 + 0.0003 * n_tokens + extra)
-        assert costs.first_s == pytest.approx(FIRST_S)
-        assert costs.second_s == pytest.approx(SECOND_S)
+        assert costs.extra_s["first"] == pytest.approx(FIRST_S)
+        assert costs.extra_s["second"] == pytest.approx(SECOND_S)
         assert costs.target_s(2) == pytest.approx(0.0036)
 
     def test_a_first_look_that_was_too_dear_is_put_right(self) -> None:
@@ -1176,7 +1176,7 @@ class TestReplies:
 
         A shorter time says something whenever it is.
         """
-        known = graphs() if changing_costs else Scheduler(replays=False)
+        known = graphs() if changing_costs else Scheduler(kept_graphs="none")
         prompted(known)
         known.observe_draft("new", 1, 0.002, 1)
         assert known.costs.draft_s("new", 1) == 0.002, "better than nothing"

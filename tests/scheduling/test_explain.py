@@ -87,7 +87,7 @@ def test_changing_the_size_is_told() -> None:
 
 def test_the_table_is_at_todays_pace_as_the_sentences_are() -> None:
     """A calibrated one keeps its level, whatever the machine does meanwhile."""
-    known = Scheduler(replays=False)
+    known = Scheduler(kept_graphs="none")
     kept = CostTable(
         "calibrated",
         same={1: 0.023, 2: 0.025, 8: 0.04},

@@ -281,11 +281,11 @@ def test_tables_beside_are_those_of_the_pair_with_other_settings(
     assert tables.beside(place(model)) == [({"threads": 8}, late), ({"threads": 1}, TABLE)]
 
 
-@pytest.mark.parametrize("other", [1, 2, FORMAT + 1])
+@pytest.mark.parametrize("other", [1, 2, 3, FORMAT + 1])
 def test_another_format_is_told(tables: Tables, model: Path, other: int) -> None:
     tables.save(place(model), TABLE)
     path = tables.path(place(model))
-    assert json.loads(path.read_text())["format"] == FORMAT == 3
+    assert json.loads(path.read_text())["format"] == FORMAT == 4
     rewrite(path, _set("format", to=other))
     table, warning = tables.load(place(model))
     assert table is None
