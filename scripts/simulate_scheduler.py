@@ -34,8 +34,10 @@ from specllama.drafting.protocol import Drafter, Want
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.engine import propose as proposing
 from specllama.engine.propose import Limits, propose
+from specllama.machine import GraphsKept
 from specllama.results import SpecStats
 from specllama.sampling.params import SamplingParams
+from specllama.scheduling import graphs
 from specllama.scheduling.acceptance import Step
 from specllama.scheduling.account import Account
 from specllama.scheduling.scheduler import Scheduler, Share
@@ -64,6 +66,7 @@ class Device:
     draft: float
     first: float = 0.0
     second: float = 0.0
+    back: float = 0.0
     calibrated: bool = True
 
     def batch_s(self, n_tokens: int) -> float:
@@ -77,9 +80,19 @@ class Device:
         return (self.same[below] + slope * (n_tokens - below)) / 1000
 
     @property
+    def kept_graphs(self) -> GraphsKept:
+        """What it keeps of captured graphs."""
+        return "sized" if self.back else "latest" if self.first else "none"
+
+    @property
     def plain_s(self) -> float:
         """Seconds of a round where nobody ever drafts."""
         return self.batch_s(1) + ROUND_S + ROW_S
+
+    @property
+    def begin_s(self) -> float:
+        """What plain decoding pays behind a prompt for a graph that is there."""
+        return (self.back or self.first) / 1000
 
     def first_look(self) -> CostTable:
         """As a decoder takes it before its first request."""
@@ -89,6 +102,7 @@ class Device:
             same={n: whole.same[n] for n in sizes},
             other={n: whole.other[n] for n in sizes if self.first},
             second={n: whole.second[n] for n in sizes if self.first},
+            back={n: whole.back[n] for n in sizes if self.back},
             draft={"model": {1: self.draft / 1000}},
         )
 
@@ -101,6 +115,8 @@ class Device:
         if self.first:
             table.other = {n: seconds + self.first / 1000 for n, seconds in same.items()}
             table.second = {n: seconds + self.second / 1000 for n, seconds in same.items()}
+        if self.back:
+            table.back = {n: seconds + self.back / 1000 for n, seconds in same.items()}
         return table
 
 
@@ -117,12 +133,15 @@ _AVX2 = {1: 11.8, 2: 19.9, 3: 29.6, 4: 31.3, 6: 41.4, 8: 54.1, 12: 70.9, 16: 99.
 DEVICES = (
     Device("CPU AVX2, Q4_1 (docs/log.md)", _AVX2, 1.63),
     Device("CPU AVX-512 VNNI, Q4_0", _VNNI, 0.97),
-    Device("H100, 8B", _H100_8B, 0.34, first=1.3, second=4.7),
-    Device("H100, 70B", _H100_70B, 0.34, first=3.0, second=15.2),
+    Device("H100, 8B", _H100_8B, 0.34, first=1.3, second=4.7, back=0.55),
+    Device("H100, 70B", _H100_70B, 0.34, first=3.0, second=15.2, back=1.7),
+    Device("H100, 8B, one graph", _H100_8B, 0.34, first=1.3, second=4.7),
+    Device("H100, 70B, one graph", _H100_70B, 0.34, first=3.0, second=15.2),
 )
 """Costs of the AVX-512 and H100 machines: measured for this project, see docs/log.md.
 
-What another size costs was measured call by call (docs/log.md).
+What another size costs was measured call by call (docs/log.md), going back on an H200. The last two
+are what they are where llama.cpp keeps one graph for all sizes.
 """
 
 
@@ -257,9 +276,8 @@ class Machine:
         self._clock = Clock()
         self._drafter = RecordedDrafter(self._clock, device.draft / 1000 + LOOK_S)
         self._suffix = SuffixDrafter(lambda token: False)
-        self._scheduler = Scheduler(kept_graphs="latest" if device.first else "none")
-        self._size = self._run = 0
-        self._behind_prompt = True
+        self._scheduler = Scheduler(kept_graphs=device.kept_graphs)
+        self._graphs = graphs.of(device.kept_graphs)
         self._scheduler.recall(device.table() if device.calibrated else device.first_look())
 
     def reply(
@@ -291,13 +309,13 @@ class Machine:
                 self._round(live, reply[n_said:])
         finally:
             proposing.time = real
-        plain = len(reply) * self._device.plain_s + self._device.first / 1000
+        plain = len(reply) * self._device.plain_s + self._device.begin_s
         return plain / (self._clock.now - started), live.stats
 
     def _read(self, n_tokens: int) -> None:
         """A prompt, after which plain decoding finds no graph either."""
         self._scheduler.costs.observe_reading(n_tokens, self._device.batch_s(n_tokens))
-        self._behind_prompt = True
+        self._graphs.read_prompt()
 
     def _round(self, live: Live, truth: Sequence[int]) -> None:
         scheduler, clock = self._scheduler, self._clock
@@ -324,13 +342,10 @@ class Machine:
         scheduler.settle(clock.now - started, propose_s, [share])
 
     def _change_s(self, size: int) -> float:
-        """What a decode costs for its graph: none fits at first, the second captures one."""
-        no_graph = size != self._size or self._behind_prompt
-        self._run = self._run + 1 if size == self._size else 1
-        self._size, self._behind_prompt = size, False
-        first = self._device.first if no_graph else 0.0
-        second = self._device.second if self._run == 2 else 0.0
-        return (first + second) / 1000
+        """What a decode costs for its graph."""
+        parts = self._graphs.pays(size)
+        self._graphs.decode(size)
+        return sum(getattr(self._device, part) for part in parts) / 1000.0
 
 
 def requests(told: Sequence[dict[str, Any]], count: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -140,6 +140,7 @@ class Sized(Graphs):
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[int, int] = {}
+        self._n_decodes = 0
 
     def _next(self, n_tokens: int) -> Phase:
         parts = self.pays(n_tokens)
@@ -147,6 +148,7 @@ class Sized(Graphs):
 
     def _count(self, n_tokens: int) -> None:
         self._seen[n_tokens] = min(self._of(n_tokens) + 1, CHANGING)
+        self._n_decodes = min(self._n_decodes + 1, CHANGING)
 
     def _of(self, n_tokens: int) -> int:
         """How many decodes of that size there were, as far as it makes a difference."""
@@ -154,6 +156,7 @@ class Sized(Graphs):
 
     def _forget(self) -> None:
         self._seen.clear()
+        self._n_decodes = 0
 
     def _pays(self, n_tokens: int, *, moved: bool) -> Parts:
         if not self._of(n_tokens):
@@ -165,8 +168,13 @@ class Sized(Graphs):
         return self._of(n_tokens) == 1
 
     def dues(self, n_tokens: int) -> tuple[Parts, Parts]:
-        later: Parts = () if self._of(n_tokens) else ("second",)
-        return self._pays(n_tokens, moved=True), later
+        # whatever was decoded: had it all been of that size, its graph would be there
+        dues: dict[int, tuple[Parts, Parts]] = {
+            0: (("first",), ("second",)),
+            1: (("second", "back"), ()),
+            CHANGING: (("back",), ()),
+        }
+        return dues[self._n_decodes]
 
     def move(self, n_tokens: int, before: int, kept: int) -> Parts:
         moved = n_tokens != before

@@ -41,11 +41,12 @@ def lost_s(device: Device, speeds: list[float]) -> list[float]:
     """Seconds beyond plain decoding, which captures a graph in its first reply as well."""
     plain = plain_s(device)
     first, *later = (plain / speed - plain for speed in speeds)
-    return [first - device.second / 1000, *later]
+    capturing = (device.first + device.second) / 1000 - device.begin_s
+    return [first - capturing, *later]
 
 
 def plain_s(device: Device) -> float:
-    return TOKENS * device.plain_s + device.first / 1000
+    return TOKENS * device.plain_s + device.begin_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
