@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import os
 import sys
 import threading
 import time
@@ -32,6 +33,8 @@ from specllama.llama import library
 
 KNOWN = ("0.25.3",)
 """Releases of ggml whose CUDA backend was read, and measured."""
+VARIABLE = "SPECLLAMA_GRAPHS"
+"""Set to "latest", it leaves llama.cpp as it is: one graph for all sizes."""
 _API_VERSION = 2
 _MOST_TOKENS = 31
 """From 32 tokens on, ggml looks at the first node itself (weights of experts on the CPU)."""
@@ -225,6 +228,7 @@ def opened(
         for device, call in zip(devices, calls, strict=True)
         if handle and call.cache_info().misses == 1
     ]
+    interruptions.listen()
     return handle, KeptGraphs(made)
 
 
@@ -253,6 +257,8 @@ def _listening(devices: Sequence[int]) -> Iterator[list[Any]]:
 @functools.cache
 def _devices() -> tuple[int, ...]:
     """Handles of the devices that capture graphs, where ggml is as this module knows it."""
+    if os.environ.get(VARIABLE) == "latest" or "GGML_CUDA_DISABLE_GRAPHS" in os.environ:
+        return ()
     found = tuple(
         handle
         for device in library.devices()
@@ -357,14 +363,18 @@ class _Interruptions:
 
     def __init__(self) -> None:
         self._found: dict[int, BaseException] = {}
-        self._before = sys.unraisablehook
-        sys.unraisablehook = self._take
+        self._before: Callable[[Any], None] | None = None
+
+    def listen(self) -> None:
+        """From now on."""
+        if self._before is None:
+            self._before, sys.unraisablehook = sys.unraisablehook, self._take
 
     def _take(self, unraisable: Any) -> None:
         trace = unraisable.exc_traceback
         if trace is not None and trace.tb_frame.f_code is Sized._optimize.__code__:
             self._found[threading.get_ident()] = unraisable.exc_value
-        else:
+        elif self._before is not None:
             self._before(unraisable)
 
     def raise_any(self) -> None:

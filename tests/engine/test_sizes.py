@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -212,6 +212,7 @@ LARGE = CostTable(
     same={1: 0.0153, 2: 0.0166, 3: 0.0190, 4: 0.0220},
     other={1: 0.0183, 2: 0.0196, 3: 0.0220, 4: 0.0250},
     second={1: 0.0305, 2: 0.0318, 3: 0.0342, 4: 0.0372},
+    back={1: 0.0171, 2: 0.0184, 3: 0.0208, 4: 0.0238},
     draft={"script": {1: 0.0006, 2: 0.0012}},
 )
 """A large model on a card: capturing a graph takes as long as a token."""
@@ -219,16 +220,19 @@ LARGE = CostTable(
 
 @dataclass
 class Card:
-    """What its decodes take; the second of a size captures its graph, and drops the one before."""
+    """What its decodes take; the second of a size captures its graph, and drops others or not."""
 
+    kept: GraphsKept = "latest"
     size: int = 0
-    in_a_row: int = 0
+    made: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, n_tokens: int) -> float:
-        self.in_a_row = self.in_a_row + 1 if n_tokens == self.size else 1
-        self.size = n_tokens
-        extra = {1: 0.0030, 2: 0.0152}.get(self.in_a_row, 0.0)
-        return LARGE.same[n_tokens] + extra
+        moved, self.size = n_tokens != self.size, n_tokens
+        if moved and self.kept == "latest":
+            self.made.clear()
+        count = self.made[n_tokens] = self.made.get(n_tokens, 0) + 1
+        extra = {1: 0.0030, 2: 0.0152}.get(count, 0.0)
+        return LARGE.same[n_tokens] + extra + (0.0018 if moved and count > 1 else 0.0)
 
 
 def plain_s(n_tokens: int) -> float:
@@ -237,7 +241,9 @@ def plain_s(n_tokens: int) -> float:
     return sum(card(1) for _ in range(n_tokens))
 
 
-def drafted(clock: Clock, right_in: list[bool]) -> tuple[Engine, list[tuple[int, float]]]:
+def drafted(
+    clock: Clock, right_in: list[bool], kept: GraphsKept = "latest"
+) -> tuple[Engine, list[tuple[int, float]]]:
     """A reply that finds no graph; drafts are right in these rounds, then always.
 
     Returns:
@@ -254,7 +260,9 @@ def drafted(clock: Clock, right_in: list[bool]) -> tuple[Engine, list[tuple[int,
             tokens.append(token if good else (token + 1) % 8)
         return Proposal.chain(tokens)
 
-    model = FakeModel(WORDS, n_seq=1, n_ctx=400, cost=Card(), on_decode=clock.advance)
+    model = FakeModel(
+        WORDS, n_seq=1, n_ctx=400, cost=Card(kept), on_decode=clock.advance, kept_graphs=kept
+    )
     made = Engine(model, [Script(draft)])
     known = made.scheduler
     known.recall(LARGE)
@@ -279,12 +287,28 @@ def test_sizes_take_turns_until_the_budget_bears_a_capture(clock: Clock) -> None
     assert set(refused.batches[4:]) == {3}
 
 
-@given(st.lists(st.booleans(), max_size=40))
-def test_the_budget_holds_where_no_graph_is_there(right_in: list[bool]) -> None:
+@given(st.lists(st.booleans(), max_size=40), st.sampled_from(["latest", "sized"]))
+def test_the_budget_holds_where_no_graph_is_there(right_in: list[bool], kept: GraphsKept) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         for module in (engine_module, propose_module):
             patch.setattr(module, "time", clock)
-        _, told = drafted(clock, right_in)
+        _, told = drafted(clock, right_in, kept)
     for n_tokens, seconds in told:
         assert seconds <= 1.02 * plain_s(n_tokens) + 0.02
+
+
+def test_where_graphs_are_kept_refused_drafts_are_soon_made_good(clock: Clock) -> None:
+    """Going back costs little more than nothing then, and the budget bears more tries."""
+    plain: dict[GraphsKept, int] = {}
+    kinds: tuple[GraphsKept, ...] = ("latest", "sized")
+    for kept in kinds:
+        made, _ = drafted(clock, [True] * 32 + [False] * 3, kept)
+        model = made.backend
+        assert isinstance(model, FakeModel)
+        endless = {"max_tokens": 96, "is_end": lambda token: False}
+        run(made, request([2], drafters=(), **endless))
+        n_before = len(model.batches)
+        run(made, request([3], drafters=("script",), adaptive=True, draft_max=2, **endless))
+        plain[kept] = model.batches[n_before:].count(1)
+    assert plain["sized"] < 20 < 90 < plain["latest"]

@@ -1,0 +1,154 @@
+"""Which decodes pay for what, where graphs are captured."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.scheduling import graphs
+from specllama.scheduling.costs import Costs
+from specllama.scheduling.graphs import Latest, Parts, Sized
+from specllama.scheduling.scheduler import Scheduler
+from specllama.scheduling.table import CostTable
+
+FIRST, SECOND, BACK = ("first",), ("second",), ("back",)
+SAME = {1: 0.0026, 2: 0.0029, 3: 0.0033, 4: 0.0037}
+EXTRA = {"first": 0.0016, "second": 0.0054, "back": 0.0006}
+
+
+def paid(device: graphs.Graphs, sizes: list[int]) -> list[Parts]:
+    """What each of these decodes pays."""
+    told = []
+    for size in sizes:
+        told.append(device.pays(size))
+        device.decode(size)
+    return told
+
+
+class TestLatest:
+    def test_another_size_drops_the_graph_before(self) -> None:
+        assert paid(Latest(), [1, 1, 1, 3, 3, 3, 1, 3]) == [
+            FIRST, SECOND, (), FIRST, SECOND, (), FIRST, FIRST,
+        ]  # fmt: skip
+
+    def test_behind_a_prompt_the_graph_still_fits(self) -> None:
+        device = Latest()
+        paid(device, [1, 1, 1])
+        device.read_prompt()
+        assert paid(device, [1, 1]) == [FIRST, ()]
+
+
+class TestSized:
+    def test_each_size_captures_once(self) -> None:
+        assert paid(Sized(), [1, 1, 1, 3, 3, 3, 1, 3, 3]) == [
+            FIRST, SECOND, (), FIRST, SECOND, (), BACK, BACK, (),
+        ]  # fmt: skip
+
+    def test_the_second_decode_captures_whenever_it_comes(self) -> None:
+        device = Sized()
+        assert paid(device, [1, 3, 1, 3, 1]) == [
+            FIRST, FIRST, ("second", "back"), ("second", "back"), BACK,
+        ]  # fmt: skip
+        assert device.phase == "back"
+
+    def test_a_prompt_costs_the_way_back(self) -> None:
+        device = Sized()
+        paid(device, [1, 1])
+        device.read_prompt()
+        assert paid(device, [1, 1]) == [BACK, ()]
+
+    def test_lost_graphs_are_captured_anew(self) -> None:
+        device = Sized()
+        paid(device, [1, 1, 3, 3])
+        device.lose()
+        assert (device.size, device.behind_prompt) == (0, True)
+        assert paid(device, [3, 3, 1]) == [FIRST, SECOND, FIRST]
+
+    @pytest.mark.parametrize(
+        ("sizes", "dues"),
+        [([], (FIRST, SECOND)), ([3], (("second", "back"), ())), ([3, 3], (BACK, ()))],
+    )
+    def test_plain_decoding_would_have_its_graph_by_now(
+        self, sizes: list[int], dues: tuple[Parts, Parts]
+    ) -> None:
+        """Whatever was decoded in its stead."""
+        device = Sized()
+        paid(device, sizes)
+        device.read_prompt()
+        assert device.dues(1) == dues
+
+    def test_what_a_size_costs_until_it_is_captured(self) -> None:
+        device = Sized()
+        assert device.toll(3) == ("first", "second")
+        paid(device, [3])
+        assert (device.toll(3), device.captures(3)) == (SECOND, True)
+        assert device.toll(3, away=True) == ("second", "back")
+        paid(device, [3])
+        assert (device.toll(3), device.captures(3)) == ((), False)
+        assert device.toll(3, away=True) == BACK
+
+    def test_only_the_kept_size_is_worth_a_capture(self) -> None:
+        device = Sized()
+        paid(device, [1, 1])
+        assert device.move(3, before=1, kept=3) == BACK
+        assert device.move(5, before=1, kept=3) == FIRST
+        assert device.move(1, before=3, kept=3) == BACK
+        assert device.move(3, before=3, kept=3) == ()
+
+    def test_is_changing_where_it_paid_for_another_size(self) -> None:
+        device, changes = Sized(), []
+        for size in [1, 1, 3, 3, 3, 1, 1]:
+            device.decode(size)
+            changes.append(device.changes)
+        assert changes == [False, False, True, True, False, True, False]
+
+
+class TestCosts:
+    def table(self) -> CostTable:
+        def more(part: str) -> dict[int, float]:
+            return {n: seconds + EXTRA[part] for n, seconds in SAME.items()}
+
+        return CostTable(
+            same=dict(SAME), other=more("first"), second=more("second"), back=more("back")
+        )
+
+    def test_are_told_by_a_table(self) -> None:
+        costs = Costs(self.table(), kept_graphs="sized")
+        assert costs.extra_s == pytest.approx(EXTRA)
+        assert costs.switch_s == pytest.approx(0.0006)
+        assert costs.change_s(3) == pytest.approx(0.0016)
+        costs.pass_by(3)
+        assert costs.change_s(3) == pytest.approx(0.0054)
+
+    def test_one_graph_for_all_sizes_pays_for_each_change(self) -> None:
+        costs = Costs(self.table(), kept_graphs="latest")
+        assert costs.switch_s == pytest.approx(0.0070)
+
+    def test_without_graphs_nothing_is_paid(self) -> None:
+        costs = Costs(self.table(), kept_graphs="none")
+        assert costs.extra_s == {"first": 0.0, "second": 0.0, "back": 0.0}
+
+    def test_are_learned(self) -> None:
+        device, costs = Sized(), Costs(kept_graphs="sized")
+        for size in (1, 1, 1, 2, 2, 2, 4, 4, 4) * 4:
+            seconds = SAME[size] + sum(EXTRA[part] for part in device.pays(size))
+            device.decode(size)
+            costs.observe_target(size, seconds)
+        assert costs.extra_s["back"] == costs.switch_s == pytest.approx(0.0006)
+        assert costs.target_s(4) == pytest.approx(0.0037)
+        kept = costs.table().back
+        assert kept == pytest.approx({n: SAME[n] + 0.0006 for n in (1, 2, 4)})
+        assert Costs(costs.table(), kept_graphs="sized").switch_s == pytest.approx(0.0006)
+
+    def test_prices_follow_what_was_captured(self) -> None:
+        """Though nothing was measured since."""
+        known = Scheduler(kept_graphs="sized")
+        known.recall(self.table())
+        known.begin(1)
+        new = known.batch_s(4)
+        for _ in range(2):
+            known.costs.pass_by(4)
+        known.begin(1)
+        assert known.batch_s(4) < new
+        known.costs.lost_graphs()
+        known.begin(1)
+        assert known.batch_s(4) == new
