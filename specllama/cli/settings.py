@@ -107,7 +107,12 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 """All settings. -1 means "no limit" for max_tokens and "draw one" for seed, as in llama.cpp."""
 
 _PREFIX = "SPECLLAMA_"
-_OTHER_VARIABLES = ("SPECLLAMA_HOME", "SPECLLAMA_API_KEY", "SPECLLAMA_NO_HISTORY")
+_OTHER_VARIABLES = (
+    "SPECLLAMA_HOME",
+    "SPECLLAMA_API_KEY",
+    "SPECLLAMA_NO_HISTORY",
+    "SPECLLAMA_GRAPHS",
+)
 """Variables that are no settings: hub/paths.py, cli/serve.py and cli/repl_history.py read them."""
 
 BY_FIELD = {key.field: name for name, key in KEYS.items() if key.owner is not None}

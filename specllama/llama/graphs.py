@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specllama.llama import library
+from specllama.machine import GraphsKept
 
 KNOWN = ("0.25.3",)
 """Releases of ggml whose CUDA backend was read, and measured."""
@@ -266,6 +267,13 @@ def _devices() -> tuple[int, ...]:
         and (handle := library.device_handle(device["name"])) is not None
     )
     return found if found and is_known() else ()
+
+
+def kept() -> GraphsKept:
+    """Which captured graphs are kept on the cards of this machine."""
+    if not library.gpus():
+        return "none"
+    return "sized" if _devices() else "latest"
 
 
 def is_known() -> bool:

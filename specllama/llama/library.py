@@ -261,6 +261,8 @@ def describe() -> dict[str, Any]:
     """Facts about the llama.cpp in use, for `specllama doctor`."""
     import llama_cpp
 
+    from specllama.llama import graphs
+
     library = load()
     return {
         "llama_cpp_python": llama_cpp.__version__,
@@ -268,5 +270,6 @@ def describe() -> dict[str, Any]:
         "system_info": system_info(),
         "gpu_offload": bool(library.llama_supports_gpu_offload()),
         "devices": devices(),
+        "graphs": graphs.kept(),
         "repacking_works": repacking_works(),
     }

@@ -151,6 +151,13 @@ class TestKnown:
             monkeypatch.setattr(graphs, "_compute", other)
         assert not graphs.is_known()
 
+    def test_doctor_tells_what_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert library.describe()["graphs"] == graphs.kept() == "none"
+        monkeypatch.setattr(library, "gpus", lambda: ["CUDA0"])
+        assert graphs.kept() == "latest"
+        monkeypatch.setattr(graphs, "_devices", lambda: (1,))
+        assert graphs.kept() == "sized"
+
     @pytest.mark.parametrize(
         ("name", "value"), [(graphs.VARIABLE, "latest"), ("GGML_CUDA_DISABLE_GRAPHS", "1")]
     )
