@@ -7,11 +7,11 @@ import time
 
 import emulate_card
 import pytest
-from emulate_card import CHANGE_MS, MS, Card, Clock
+from emulate_card import BACK_MS, CHANGE_MS, MS, Card, Clock
 
 
 def test_changing_the_size_costs_twice() -> None:
-    card = Card("8b")
+    card = Card("8b", sized=False)
     first, second = CHANGE_MS["8b"]
     for size in (1, 3, 1):
         usual = MS["8b"].get(size)
@@ -19,18 +19,32 @@ def test_changing_the_size_costs_twice() -> None:
         assert taken == pytest.approx([usual + first, usual + second, usual, usual])
 
 
-def test_more_cells_are_another_graph_and_prompts_are_none() -> None:
-    card = Card("8b")
+def test_a_graph_of_each_size_is_captured_once() -> None:
+    card = Card("8b", sized=True)
+    (first, second), back = CHANGE_MS["8b"], BACK_MS["8b"]
+    taken = [1000 * card.seconds(n, 40) - MS["8b"][n] for n in (1, 1, 1, 3, 3, 3, 1, 1, 3)]
+    assert taken == pytest.approx([first, second, 0, first, second, 0, back, 0, back], abs=1e-9)
+    card.forget()
+    assert 1000 * card.seconds(3, 40) - MS["8b"][3] == pytest.approx(first)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_more_cells_are_another_graph_and_prompts_are_none(sized: bool) -> None:
+    card = Card("8b", sized)
     for position in range(3):
         card.seconds(1, position)
     assert 1000 * card.seconds(300, 200) < MS["8b"][512]
-    assert 1000 * card.seconds(1, 255) == pytest.approx(MS["8b"][1])
-    assert 1000 * card.seconds(1, 256) > MS["8b"][1]
+    back = BACK_MS["8b"] if sized else 0.0
+    assert 1000 * card.seconds(1, 255) == pytest.approx(MS["8b"][1] + back)
+    assert 1000 * card.seconds(1, 256) == pytest.approx(MS["8b"][1] + CHANGE_MS["8b"][0])
 
 
-@pytest.mark.parametrize("seconds, is_kept", [(9.0, True), (11.0, False)])
-def test_graphs_are_forgotten_after_a_while(seconds: float, is_kept: bool) -> None:
-    card = Card("8b")
+@pytest.mark.parametrize(
+    ("seconds", "sized", "is_kept"), [(9.0, False, True), (11.0, False, False), (99.0, True, True)]
+)
+def test_graphs_are_forgotten_after_a_while(seconds: float, sized: bool, is_kept: bool) -> None:
+    """But not those that are touched meanwhile."""
+    card = Card("8b", sized)
     for place in range(3):
         card.rest(0.0)
         card.seconds(1, place)
