@@ -95,6 +95,8 @@ class _Tensor(ctypes.Structure):
         ("nb", ctypes.c_size_t * 4),
         ("op", ctypes.c_int),
         ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", _Address * 10),
     )
 
 
@@ -139,9 +141,11 @@ class Sized:
         graph = _Graph.from_address(address)
         if graph.n_nodes < 1:
             return
-        first, last = graph.nodes[0], graph.nodes[graph.n_nodes - 1]
-        n_tokens = _Tensor.from_address(first).ne[1]
-        key = first, n_tokens, _Tensor.from_address(last).ne[1], graph.n_nodes
+        address_of_first = graph.nodes[0]
+        first, last = map(_Tensor.from_address, (address_of_first, graph.nodes[graph.n_nodes - 1]))
+        n_tokens = first.ne[1]
+        # with several cards, ggml has more than one copy of what is handed on, and takes turns
+        key = address_of_first, first.src[0] or 0, n_tokens, last.ne[1], graph.n_nodes
         if n_tokens > _MOST_TOKENS or (key not in self._graphs and self.n_graphs >= _MOST_GRAPHS):
             return
         mark, nodes = self._graphs.setdefault(key, _room(graph.n_nodes + 1))
@@ -178,6 +182,11 @@ class KeptGraphs:
     def __bool__(self) -> bool:
         """Whether there are any."""
         return len(self._backends) > 0
+
+    @property
+    def are_one_a_size(self) -> bool:
+        """Whether each size has one: several cards take turns with several for each."""
+        return len(self._backends) == 1
 
     @property
     def alive(self) -> bool:
@@ -295,15 +304,15 @@ def _is_as_read(base: Any, cpu: int) -> bool:
         own = _Backend.from_address(backend)
         if (own.guid, own.device) != (base.ggml_backend_guid(backend), cpu):
             return False
-        first, correct = _compute(base, backend)
+        given, first, correct = _compute(base, backend)
         (key,) = sized._graphs
-        return correct and key == (first, _TESTED[1], _TESTED[1], 2)
+        return correct and key == (first, given, _TESTED[1], _TESTED[1], 2)
     finally:
         base.ggml_backend_free(backend)
 
 
-def _compute(base: Any, backend: int) -> tuple[int, bool]:
-    """Scale a matrix twice; the first node, and whether the result is right."""
+def _compute(base: Any, backend: int) -> tuple[int, int, bool]:
+    """Scale a matrix twice; it, the first node, and whether the result is right."""
     context = base.ggml_init(library.GgmlInit(1 << 20, None, True))
     backends = (_Address * 1)(backend)
     scheduler = base.ggml_backend_sched_new(backends, None, 1, 64, False, False)
@@ -320,7 +329,7 @@ def _compute(base: Any, backend: int) -> tuple[int, bool]:
         base.ggml_backend_sched_graph_compute(scheduler, graph)
         found = type(values)()
         base.ggml_backend_tensor_get(last, found, 0, size)
-        return first, list(found) == [6.0 * value for value in values]
+        return given, first, list(found) == [6.0 * value for value in values]
     finally:
         base.ggml_backend_sched_free(scheduler)
         base.ggml_free(context)

@@ -51,6 +51,7 @@ class RoundPrices:
         self._plain_s = 0.0
         self._age = 0
         self._dues_s = 0.0, 0.0
+        self._there_and_back_s: dict[int, float] = {}
 
     def _price(self, n_live: int) -> None:
         """Prices of rounds of so many sequences, at today's costs; plain ones are the usual."""
@@ -66,6 +67,7 @@ class RoundPrices:
         if self.costs.behind_prompt:
             self._age = 0
             self._dues_s = self.costs.dues_s(self._plain_size)
+        self._there_and_back_s.clear()
         self._keep(self._plain_size)
 
     def _keep(self, size: int) -> None:
@@ -112,18 +114,22 @@ class RoundPrices:
 
     def worst_s(self, n_tokens: int) -> float:
         """The same with dear guesses for unseen sizes, and the way back to plain decoding."""
-        costs, size = self.costs, self.padded(self.n_live * n_tokens)
         if n_tokens not in self._here.worst_s:
             self._here.worst_s[n_tokens] = self._in_batches(
-                self.n_live * n_tokens, lambda n: costs.worst_s(self.padded(n))
+                self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
             )
-        seconds = self._here.worst_s[n_tokens]
+        size = self.padded(self.n_live * n_tokens)
+        if size not in self._there_and_back_s:
+            self._there_and_back_s[size] = self._changing_s(size)
+        return self._here.worst_s[n_tokens] + self._there_and_back_s[size]
+
+    def _changing_s(self, size: int) -> float:
+        """What a decode of that size pays now, and the way back, beyond what plain ones pay."""
+        costs, plain = self.costs, self._plain_size
         if not costs.switch_s:
-            return seconds
-        plain = self._plain_size
+            return 0.0
         back = costs.toll_s(plain, away=True) if size != plain else 0.0
-        due = sum(self._dues_s[self._age :])
-        return seconds + max(0.0, costs.change_s(size) + back - due)
+        return max(0.0, costs.change_s(size) + back - sum(self._dues_s[self._age :]))
 
     @property
     def _due_s(self) -> float:
@@ -218,5 +224,6 @@ class RoundPrices:
     def _forget_prices(self) -> None:
         self._plain_of = (0, 0)
         self._seen_from.clear()
+        self._there_and_back_s.clear()
         self._draft_s.clear()
         self._worst_draft_s.clear()

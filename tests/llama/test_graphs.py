@@ -130,17 +130,17 @@ class TestKnown:
         monkeypatch.setattr(library, "ggml_base", lambda: None)
         assert not graphs.is_known()
 
-    @pytest.mark.parametrize("change", ["wrong result", "other node", "other guid"])
+    @pytest.mark.parametrize("change", ["wrong result", "other node", "other source", "other guid"])
     def test_a_build_that_differs_is_not(
         self, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compute = graphs._compute
 
-        def other(base: Any, backend: int) -> tuple[int, bool]:
-            first, correct = compute(base, backend)
-            if change == "other guid":
-                graphs._Backend.from_address(backend).guid = 0
-            return first + 8 * (change == "other node"), correct and change != "wrong result"
+        def other(base: Any, backend: int) -> tuple[int, int, bool]:
+            given, first, correct = compute(base, backend)
+            given += 8 * (change == "other source")
+            first += 8 * (change == "other node")
+            return given, first, correct and change != "wrong result"
 
         if change == "other guid":
             moved = [("context", ctypes.c_void_p), *graphs._Backend._fields_[:-1]]
@@ -237,6 +237,17 @@ class TestMarks:
             part.optimize(backend)
         assert all(part.is_marked for part in parts)
         assert len({part.listed()[0] for part in parts}) == 3
+
+    def test_copies_that_take_turns_have_marks_of_their_own(self, backend: Sized) -> None:
+        """As with several cards; which one it is shows in what the first node reads."""
+        marks = []
+        shared = tensor(1)
+        for source in (8, 16, 8):
+            shared.src[0] = source
+            built = Built(1, first=shared)
+            built.optimize(backend)
+            marks.append(built.listed()[0])
+        assert marks[0] == marks[2] != marks[1]
 
     @pytest.mark.parametrize(("n_tokens", "marked"), [(1, True), (31, True), (32, False)])
     def test_prompts_stay_as_they_are(self, n_tokens: int, marked: bool, backend: Sized) -> None:
@@ -335,6 +346,13 @@ class TestInterruptions:
         own._found[-1] = KeyboardInterrupt()
         own.raise_any()
         assert own._found
+
+
+def test_several_cards_have_more_than_one_graph_of_a_size() -> None:
+    owns = [graphs._Backend() for _ in range(2)]
+    one, two = (KeptGraphs([ctypes.addressof(own) for own in owns[:n]]) for n in (1, 2))
+    assert (one.are_one_a_size, two.are_one_a_size) == (True, False)
+    assert not KeptGraphs().are_one_a_size
 
 
 class TestTouching:
