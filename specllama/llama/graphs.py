@@ -110,7 +110,7 @@ class Sized:
     def __init__(self, address: int) -> None:
         self._backend = _Backend.from_address(address)
         self._before = _Optimize(self._backend.graph_optimize or 0)
-        self._graphs: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self._graphs: dict[tuple[int | None, ...], tuple[Any, Any]] = {}
         self._new = _Optimize(self._optimize)
         self._backend.graph_optimize = ctypes.cast(self._new, _Address).value
 
@@ -118,6 +118,10 @@ class Sized:
     def n_graphs(self) -> int:
         """How many graphs are told apart so far."""
         return len(self._graphs)
+
+    def told_apart(self) -> list[tuple[int | None, ...]]:
+        """By what: first node, what it reads, its rows and those of the last, number of nodes."""
+        return list(self._graphs)
 
     def forget(self) -> None:
         """Let no graph that was captured so far fit any more."""
@@ -139,27 +143,30 @@ class Sized:
         if self._before:
             self._before(backend, address, params)
         graph = _Graph.from_address(address)
-        if graph.n_nodes < 1:
+        room = self._room(graph) if graph.n_nodes else None
+        if room is None:
             return
-        address_of_first = graph.nodes[0]
-        first, last = map(_Tensor.from_address, (address_of_first, graph.nodes[graph.n_nodes - 1]))
-        n_tokens = first.ne[1]
-        # with several cards, ggml has more than one copy of what is handed on, and takes turns
-        key = address_of_first, first.src[0] or 0, n_tokens, last.ne[1], graph.n_nodes
-        if n_tokens > _MOST_TOKENS or (key not in self._graphs and self.n_graphs >= _MOST_GRAPHS):
-            return
-        mark, nodes = self._graphs.setdefault(key, _room(graph.n_nodes + 1))
+        mark, nodes = room
         nodes[0] = ctypes.addressof(mark)
         width = ctypes.sizeof(_Address)
         ctypes.memmove(ctypes.byref(nodes, width), graph.nodes, width * graph.n_nodes)
         marked = _Graph(graph.size, graph.n_nodes + 1, graph.n_leafs, nodes)
         ctypes.memmove(address, ctypes.byref(marked), ctypes.sizeof(marked))  # all of it at once
 
-
-def _room(n_nodes: int) -> tuple[_Tensor, Any]:
-    """An empty node of GGML_OP_NONE, and an array of nodes."""
-    memory = ctypes.create_string_buffer(_MARK_BYTES)
-    return _Tensor.from_buffer(memory), (_Address * n_nodes)()
+    def _room(self, graph: _Graph) -> tuple[Any, Any] | None:
+        """The mark of such graphs (of GGML_OP_NONE), and where its nodes go; None for prompts."""
+        first = _Tensor.from_address(graph.nodes[0])
+        last = _Tensor.from_address(graph.nodes[graph.n_nodes - 1])
+        n_tokens = first.ne[1]
+        if n_tokens > _MOST_TOKENS:
+            return None
+        # with several cards, ggml has more than one copy of what is handed on, and takes turns
+        key = graph.nodes[0], first.src[0], n_tokens, last.ne[1], graph.n_nodes
+        if key not in self._graphs and self.n_graphs < _MOST_GRAPHS:
+            memory = ctypes.create_string_buffer(_MARK_BYTES)
+            nodes = (_Address * (graph.n_nodes + 1))()
+            self._graphs[key] = _Tensor.from_buffer(memory), nodes
+        return self._graphs.get(key)
 
 
 class KeptGraphs:
@@ -192,6 +199,10 @@ class KeptGraphs:
     def alive(self) -> bool:
         """Whether what was captured is still there."""
         return time.perf_counter() - self.used_at < DROPPED_S
+
+    def told_apart(self) -> list[tuple[int | None, ...]]:
+        """See `Sized.told_apart`."""
+        return [key for backend in self._backends for key in backend.told_apart()]
 
     def forget(self) -> None:
         """Let no graph that was captured so far fit any more."""
@@ -300,13 +311,12 @@ def _is_as_read(base: Any, cpu: int) -> bool:
     """Whether a small graph, with a node in front, is what it was and computes what it should."""
     backend, kept = opened(lambda: base.ggml_backend_dev_init(cpu, None), [cpu])
     try:
-        (sized,) = kept._backends
         own = _Backend.from_address(backend)
-        if (own.guid, own.device) != (base.ggml_backend_guid(backend), cpu):
+        if not kept or (own.guid, own.device) != (base.ggml_backend_guid(backend), cpu):
             return False
         given, first, correct = _compute(base, backend)
-        (key,) = sized._graphs
-        return correct and key == (first, given, _TESTED[1], _TESTED[1], 2)
+        n_rows = _TESTED[1]
+        return correct and kept.told_apart() == [(first, given, n_rows, n_rows, 2)]
     finally:
         base.ggml_backend_free(backend)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -128,6 +130,16 @@ class TestKnown:
 
     def test_a_build_without_the_functions_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(library, "ggml_base", lambda: None)
+        assert not graphs.is_known()
+
+    def test_a_build_whose_devices_start_otherwise_is_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @contextmanager
+        def deaf(devices: Sequence[int]) -> Iterator[list[Any]]:
+            yield [functools.cache(lambda *_: 0) for _ in devices]
+
+        monkeypatch.setattr(graphs, "_listening", deaf)
         assert not graphs.is_known()
 
     @pytest.mark.parametrize("change", ["wrong result", "other node", "other source", "other guid"])
@@ -385,7 +397,7 @@ class TestTouching:
     def test_not_when_it_is_too_late(self, touched: tuple[KeptGraphs, list[int]]) -> None:
         """As behind a pause of the process: llama.cpp has dropped them by then."""
         kept, found = touched
-        kept._backends[0]._graphs[0,] = graphs._room(1)
+        kept._backends[0]._graphs[0,] = graphs._Tensor(), None
         kept.used_at = time.perf_counter() - graphs.DROPPED_S - 1
         assert not kept.alive
         kept.touch()
@@ -394,7 +406,7 @@ class TestTouching:
 
     def test_not_what_was_freed(self, touched: tuple[KeptGraphs, list[int]]) -> None:
         kept, found = touched
-        kept._backends[0]._graphs[0,] = graphs._room(1)
+        kept._backends[0]._graphs[0,] = graphs._Tensor(), None
         kept.close()
         kept.touch()
         assert not found
