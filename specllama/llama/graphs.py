@@ -44,6 +44,8 @@ _MARK_BYTES = 1024
 DROPPED_S = 10.0
 """llama.cpp's CUDA backend drops captured graphs that were not used for so long."""
 _TOUCHED_S = 4.0
+_TOUCHED = 8
+"""So many are kept while nobody asks for them: each takes memory of the card."""
 _TESTED = 4, 3
 
 _Address = ctypes.c_void_p
@@ -129,12 +131,12 @@ class Sized:
             mark.op_params[0] += 1
 
     def touch(self) -> None:
-        """Ask for every graph, which does no work."""
+        """Ask for the latest graphs, which does no work."""
         if not self._before:
             return
         node = (_Address * 1)()
         empty, nothing = _Graph(1, 0, 0, node), (_Address * 2)()
-        for mark, _ in self._graphs.values():
+        for mark, _ in list(self._graphs.values())[-_TOUCHED:]:
             node[0] = ctypes.addressof(mark)
             self._before(ctypes.addressof(self._backend), ctypes.addressof(empty), nothing)
 
@@ -162,11 +164,13 @@ class Sized:
             return None
         # with several cards, ggml has more than one copy of what is handed on, and takes turns
         key = graph.nodes[0], first.src[0], n_tokens, last.ne[1], graph.n_nodes
-        if key not in self._graphs and self.n_graphs < _MOST_GRAPHS:
+        room = self._graphs.pop(key, None)
+        if room is None and self.n_graphs < _MOST_GRAPHS:
             memory = ctypes.create_string_buffer(_MARK_BYTES)
-            nodes = (_Address * (graph.n_nodes + 1))()
-            self._graphs[key] = _Tensor.from_buffer(memory), nodes
-        return self._graphs.get(key)
+            room = _Tensor.from_buffer(memory), (_Address * (graph.n_nodes + 1))()
+        if room is not None:
+            self._graphs[key] = room  # the latest comes last
+        return room
 
 
 class KeptGraphs:

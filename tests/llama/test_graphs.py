@@ -394,6 +394,24 @@ class TestTouching:
         kept.touch()
         assert found == marks
 
+    def test_no_more_than_the_latest(
+        self, touched: tuple[KeptGraphs, list[int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each takes memory of the card."""
+        monkeypatch.setattr(graphs, "_TOUCHED", 2)
+        kept, found = touched
+        (backend,) = kept._backends
+        backend._before, before = None, backend._before  # type: ignore[assignment]
+        firsts = {n_tokens: tensor(n_tokens) for n_tokens in (1, 2, 3)}
+        marks: dict[int, int] = {}
+        for n_tokens in (1, 2, 3, 1):
+            built = Built(n_tokens, first=firsts[n_tokens])
+            built.optimize(backend)
+            marks[n_tokens] = built.listed()[0]
+        backend._before = before
+        kept.touch()
+        assert found == [marks[3], marks[1]]
+
     def test_not_when_it_is_too_late(self, touched: tuple[KeptGraphs, list[int]]) -> None:
         """As behind a pause of the process: llama.cpp has dropped them by then."""
         kept, found = touched
