@@ -65,6 +65,7 @@ class TestKept:
         monkeypatch.setattr(model, "offloaded", False)
         usual = Context(model, n_ctx=256, n_batch=64, n_seq=1, threads=1, flash_attn="on")
         assert usual.kept_graphs == "none"
+        assert not usual._graphs, "the CPU's graphs are nobody's business"
         assert decode(usual, SIZES) == found
         usual.close()
 
@@ -345,6 +346,15 @@ class TestInterruptions:
         finally:
             sys.settrace(before)
 
+    def test_opening_a_context_listens(
+        self, cards: None, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heard: list[str] = []
+        monkeypatch.setattr(graphs.interruptions, "listen", lambda: heard.append("listens"))
+        monkeypatch.setattr(model, "offloaded", True)
+        Context(model, n_ctx=256, n_batch=64, n_seq=1, threads=1).close()
+        assert heard == ["listens"]
+
     def test_what_others_cannot_raise_is_not_ours(self) -> None:
         told: list[Any] = []
         own = graphs._Interruptions()
@@ -451,6 +461,23 @@ class TestTouching:
         assert gone() is None or wait_for(lambda: gone() is None)
         wait_for(lambda: not thread.is_alive())
         assert keeper._thread is None
+
+    def test_open_contexts_are_looked_after(self, card: Context) -> None:
+        assert graphs.keeper._kept[card] is card._graphs
+
+    def test_a_decode_counts_as_use(self, card: Context) -> None:
+        card._graphs.used_at -= graphs.DROPPED_S + 1
+        assert not card.graphs_alive
+        decode(card, [1])
+        assert card.graphs_alive
+
+    def test_a_decode_waits_for_it(self, card: Context) -> None:
+        with card._graphs.lock:
+            decoding = threading.Thread(target=decode, args=(card, [1]))
+            decoding.start()
+            decoding.join(0.1)
+            assert decoding.is_alive()
+        decoding.join()
 
     def test_decoding_and_touching_take_turns(self, card: Context) -> None:
         expected = decode(card, SIZES)
