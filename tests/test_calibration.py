@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.table import CostTable
+from specllama.scheduling.typical import Typical
 
 pytestmark = pytest.mark.model
 
@@ -252,19 +254,27 @@ def test_what_was_said_while_calibrating_is_gone(small: Path) -> None:
 class Device:
     """Decodes that take what a device with captured graphs takes, in `_decode`'s stead."""
 
-    def __init__(self, plain: float = 0.003) -> None:
+    def __init__(self, plain: float = 0.003, kept: GraphsKept = "latest") -> None:
         self.plain = plain
-        self.size = self.in_a_row = 0
+        self.kept = kept
+        self.size = 0
+        self.made: dict[int, int] = {}
         self.asked: list[int] = []
 
     def decode(self, context: object, n_tokens: int, depth: int, **_: object) -> float:
-        """Another size costs 1.3 ms, its second decode 4.7 ms; a size's very first 1 s."""
+        """A size's first decode costs 1.3 ms more, its second 4.7, going back .5; a load 1 s."""
         loaded = n_tokens in self.asked
         self.asked.append(n_tokens)
-        self.in_a_row = self.in_a_row + 1 if n_tokens == self.size else 1
-        self.size = n_tokens
-        extra = {1: 0.0013, 2: 0.0047}.get(self.in_a_row, 0.0)
+        moved, self.size = n_tokens != self.size, n_tokens
+        if moved and self.kept != "sized":
+            self.forget()
+        count = self.made[n_tokens] = self.made.get(n_tokens, 0) + 1
+        extra = {1: 0.0013, 2: 0.0047}.get(count, 0.0005 * moved)
         return self.plain + 0.0001 * n_tokens + extra + (not loaded)
+
+    def forget(self) -> None:
+        """No graph fits any more."""
+        self.made.clear()
 
 
 def look(
@@ -272,8 +282,8 @@ def look(
 ) -> CostTable:
     monkeypatch.setattr(calibration, "_decode", device.decode)
     limits = {"n_batch": 512, "n_outputs": 64} | limits
-    kept: GraphsKept = "latest" if replays else "none"
-    context: Any = SimpleNamespace(kept_graphs=kept, forget_graphs=lambda: None, **limits)
+    kept: GraphsKept = device.kept if replays else "none"
+    context: Any = SimpleNamespace(kept_graphs=kept, forget_graphs=device.forget, **limits)
     return calibration.first_look(context, None)
 
 
@@ -284,6 +294,40 @@ def test_the_first_look_sees_what_changing_sizes_costs(monkeypatch: pytest.Monke
     costs = Costs(table)
     assert costs.extra_s["first"] == pytest.approx(0.0013)
     assert costs.extra_s["second"] == pytest.approx(0.0047)
+
+
+def test_the_first_look_sees_what_going_back_to_a_graph_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = look(monkeypatch, Device(kept="sized"), replays=True)
+    costs = Costs(table, kept_graphs="sized")
+    assert costs.extra_s == pytest.approx({"first": 0.0013, "second": 0.0047, "back": 0.0005})
+    assert table.same == pytest.approx({n: 0.003 + 0.0001 * n for n in table.same})
+    assert look(monkeypatch, Device(), replays=True).back == {}
+
+
+@pytest.mark.parametrize(
+    ("kept", "anew", "measured"),
+    [
+        ("latest", True, {"other": 1, "second": 1, "same": 1}),
+        ("latest", False, {"other": 1, "second": 1, "same": 1}),
+        ("sized", True, {"other": 1, "second": 1, "same": 1}),
+        ("sized", False, {"back": 1, "same": 2}),
+    ],
+)
+def test_calibration_measures_what_a_decode_is(
+    kept: GraphsKept, anew: bool, measured: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where graphs are kept, the second time round none is new."""
+    monkeypatch.setattr(calibration, "_decode", lambda *_: 0.003)
+    own: Any = SimpleNamespace(_target=SimpleNamespace(context=SimpleNamespace(kept_graphs=kept)))
+    for name in ("same", "other", "second", "back"):
+        setattr(own, f"_{name}", defaultdict(Typical))
+    calibration.Calibration._measure(own, 3, anew=anew)
+    counts = {
+        name: getattr(own, f"_{name}")[3].count for name in ("same", "other", "second", "back")
+    }
+    assert {name: count for name, count in counts.items() if count} == measured
 
 
 def test_the_first_look_is_short_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ class TestSized:
         paid(device, [1, 1, 3, 3])
         device.lose()
         assert (device.size, device.behind_prompt) == (0, True)
+        assert device.dues(1) == (FIRST, SECOND)
         assert paid(device, [3, 3, 1]) == [FIRST, SECOND, FIRST]
 
     @pytest.mark.parametrize(
@@ -143,12 +144,35 @@ class TestCosts:
         """Though nothing was measured since."""
         known = Scheduler(kept_graphs="sized")
         known.recall(self.table())
-        known.begin(1)
-        new = known.batch_s(4)
-        for _ in range(2):
-            known.costs.pass_by(4)
-        known.begin(1)
-        assert known.batch_s(4) < new
-        known.costs.lost_graphs()
-        known.begin(1)
-        assert known.batch_s(4) == new
+        prices = []
+        for captured in ([1, 1], [4, 1], [4, 1], []):
+            if not captured:
+                known.costs.lost_graphs()
+            for size in captured:
+                known.costs.pass_by(size)
+            known.begin(1)
+            prices.append(known.batch_s(4))
+        new, seen, captured_once, lost = prices
+        assert new == lost
+        assert seen > new > captured_once, "a capture is the dearest"
+
+    def test_sizes_that_never_followed_each_other_are_known_from_their_first_decodes(self) -> None:
+        """A capture takes now this long, now that."""
+        costs = Costs(self.table(), kept_graphs="sized")
+        for _ in range(3):
+            costs.observe_target(5, 0.0042 + 0.0016)
+            costs.observe_target(5, 0.0042 + 0.0120)
+            costs.lost_graphs()
+        costs._renew()
+        assert costs.target_s(5) == pytest.approx(0.0042)
+
+    def test_a_new_way_back_is_worth_keeping(self) -> None:
+        costs = Costs(self.table(), kept_graphs="sized")
+        for part in ("first", "second", "back", "back"):
+            for size in (1, 2, 3, 4):
+                back = EXTRA["back"] if part == "second" else 0.0
+                costs.observe_target(size, SAME[size] + EXTRA[part] + back)
+        assert not costs.changed
+        for size in (1, 2, 3, 4) * 5:
+            costs.observe_target(size, SAME[size] + 0.0012)
+        assert costs.changed
