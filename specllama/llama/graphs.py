@@ -36,6 +36,8 @@ KNOWN = ("0.25.3",)
 """Releases of ggml whose CUDA backend was read, and measured."""
 VARIABLE = "SPECLLAMA_GRAPHS"
 """Set to "latest", it leaves llama.cpp as it is: one graph for all sizes."""
+_OTHER_WAYS = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_GRAPH_OPT"
+"""Who sets these has no graphs, or has them arranged in another way."""
 _API_VERSION = 2
 _MOST_TOKENS = 31
 """From 32 tokens on, ggml looks at the first node itself (weights of experts on the CPU)."""
@@ -282,7 +284,7 @@ def _listening(devices: Sequence[int]) -> Iterator[list[Any]]:
 @functools.cache
 def _devices() -> tuple[int, ...]:
     """Handles of the devices that capture graphs, where ggml is as this module knows it."""
-    if os.environ.get(VARIABLE) == "latest" or "GGML_CUDA_DISABLE_GRAPHS" in os.environ:
+    if os.environ.get(VARIABLE) == "latest" or any(name in os.environ for name in _OTHER_WAYS):
         return ()
     found = tuple(
         handle

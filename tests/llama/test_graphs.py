@@ -172,7 +172,12 @@ class TestKnown:
         assert graphs.kept() == "sized"
 
     @pytest.mark.parametrize(
-        ("name", "value"), [(graphs.VARIABLE, "latest"), ("GGML_CUDA_DISABLE_GRAPHS", "1")]
+        ("name", "value"),
+        [
+            (graphs.VARIABLE, "latest"),
+            ("GGML_CUDA_DISABLE_GRAPHS", "1"),
+            ("GGML_CUDA_GRAPH_OPT", "1"),
+        ],
     )
     def test_users_can_have_llama_cpp_as_it_is(
         self, name: str, value: str, monkeypatch: pytest.MonkeyPatch
