@@ -97,7 +97,8 @@ class Context:
         self._handle = self._open(params)
         self._end = weakref.finalize(self, _free, self._lib, self._handle, self._graphs, model)
         self._end.atexit = False
-        if self._graphs:
+        self._keeps_graphs = bool(self._graphs)
+        if self._keeps_graphs:
             graphs.keeper.add(self, self._graphs)
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
@@ -181,11 +182,12 @@ class Context:
             raise EngineError(f"Logits of {wanted} tokens; this context gives {self.n_outputs}.")
         library.forget_log()
         started = self._graphs.used_at = time.perf_counter()
-        with self._graphs.lock:
+        if self._keeps_graphs:
+            status = self._decode_alone()
+        else:
             status = self._lib.llama_decode(self._handle, self._batch.struct)
         queued_s = time.perf_counter() - started
         self.seconds += queued_s
-        graphs.interruptions.raise_any()
         if status != 0:
             raise EngineError(_reason(status))
         busy_s = 0.0
@@ -201,6 +203,13 @@ class Context:
         if meanwhile is None:
             self._waits.append(waited_s > queued_s)
         return rows
+
+    def _decode_alone(self) -> int:
+        """The same while nobody asks for graphs; raise what a callback could not."""
+        with self._graphs.lock:
+            status = self._lib.llama_decode(self._handle, self._batch.struct)
+        graphs.interruptions.raise_any()
+        return int(status)
 
     @property
     def kept_graphs(self) -> GraphsKept:
