@@ -93,7 +93,7 @@ class Context:
         params.flash_attn_type = FLASH_ATTENTION[flash_attn]
         params.type_k = CACHE_TYPES[cache_type_k]
         params.type_v = CACHE_TYPES[cache_type_v]
-        self._graphs = graphs.KeptGraphs()
+        self._graphs = graphs.ContextGraphs()
         self._handle = self._open(params)
         self._end = weakref.finalize(self, _free, self._lib, self._handle, self._graphs, model)
         self._end.atexit = False
@@ -327,7 +327,7 @@ class Context:
         self._lib, self._handle = library.Closed(), None
 
 
-def _free(lib: Any, handle: Any, kept: graphs.KeptGraphs, _model: Model) -> None:
+def _free(lib: Any, handle: Any, kept: graphs.ContextGraphs, _model: Model) -> None:
     """Free a context, until when its model must not be, nor what its backends call."""
     kept.close()
     lib.llama_free(handle)

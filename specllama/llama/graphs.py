@@ -104,7 +104,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class Sized:
+class MarkedBackend:
     """A backend whose graphs are told apart by their sizes, too.
 
     Args:
@@ -175,7 +175,7 @@ class Sized:
         return room
 
 
-class KeptGraphs:
+class ContextGraphs:
     """The graphs of one context.
 
     Args:
@@ -187,7 +187,7 @@ class KeptGraphs:
     """
 
     def __init__(self, backends: Sequence[int] = ()) -> None:
-        self._backends = [Sized(address) for address in backends]
+        self._backends = [MarkedBackend(address) for address in backends]
         self._is_closed = False
         self.lock = threading.Lock()
         self.used_at = time.perf_counter()
@@ -207,7 +207,7 @@ class KeptGraphs:
         return time.perf_counter() - self.used_at < DROPPED_S
 
     def told_apart(self) -> list[tuple[int | None, ...]]:
-        """See `Sized.told_apart`."""
+        """See `MarkedBackend.told_apart`."""
         return [key for backend in self._backends for key in backend.told_apart()]
 
     def forget(self) -> None:
@@ -234,7 +234,7 @@ class KeptGraphs:
 
 def opened(
     open_context: Callable[[], Any], devices: Sequence[int] | None = None
-) -> tuple[Any, KeptGraphs]:
+) -> tuple[Any, ContextGraphs]:
     """Open a context whose graphs are kept for each size, where that can be done.
 
     Args:
@@ -247,7 +247,7 @@ def opened(
     if devices is None:
         devices = _devices()
     if not devices:
-        return open_context(), KeptGraphs()
+        return open_context(), ContextGraphs()
     with _opening, _listening(devices) as calls:
         handle = open_context()
     made = [
@@ -256,7 +256,7 @@ def opened(
         if handle and call.cache_info().misses == 1
     ]
     interruptions.listen()
-    return handle, KeptGraphs(made)
+    return handle, ContextGraphs(made)
 
 
 _opening = threading.Lock()
@@ -358,12 +358,12 @@ class _Keeper:
     """A thread that touches the graphs of every context there is."""
 
     def __init__(self) -> None:
-        self._kept: weakref.WeakKeyDictionary[Any, KeptGraphs] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Any, ContextGraphs] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
 
-    def add(self, context: Any, kept: KeptGraphs) -> None:
+    def add(self, context: Any, kept: ContextGraphs) -> None:
         """Look after the graphs of this one, too, until it is gone."""
         with self._lock:
             self._kept[context] = kept
@@ -392,7 +392,7 @@ keeper = _Keeper()
 
 
 class _Interruptions:
-    """Exceptions in `Sized._optimize` (Ctrl-C): ctypes cannot hand them to who called llama.cpp."""
+    """Exceptions in `MarkedBackend._optimize` (Ctrl-C): ctypes cannot hand them to who called llama.cpp."""
 
     def __init__(self) -> None:
         self._found: dict[int, BaseException] = {}
@@ -405,7 +405,7 @@ class _Interruptions:
 
     def _take(self, unraisable: Any) -> None:
         trace = unraisable.exc_traceback
-        if trace is not None and trace.tb_frame.f_code is Sized._optimize.__code__:
+        if trace is not None and trace.tb_frame.f_code is MarkedBackend._optimize.__code__:
             self._found[threading.get_ident()] = unraisable.exc_value
         elif self._before is not None:
             self._before(unraisable)

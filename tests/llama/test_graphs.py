@@ -20,7 +20,7 @@ import pytest
 
 from specllama.llama import graphs, library
 from specllama.llama.context import Context
-from specllama.llama.graphs import KeptGraphs, Sized
+from specllama.llama.graphs import ContextGraphs, MarkedBackend
 from specllama.llama.model import Model
 
 SIZES = [1, 3, 1, 1, 2, 3, 40, 3]
@@ -111,7 +111,7 @@ class Empty:
     """Equal to graphs of no backend."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KeptGraphs) and not other
+        return isinstance(other, ContextGraphs) and not other
 
 
 ANY_EMPTY = Empty()
@@ -159,7 +159,7 @@ class TestKnown:
             moved = [("context", ctypes.c_void_p), *graphs._Backend._fields_[:-1]]
             fields = {"_fields_": moved}
             monkeypatch.setattr(graphs, "_Backend", type("_Moved", (ctypes.Structure,), fields))
-            monkeypatch.setattr(graphs.Sized, "__init__", lambda self, address: None)
+            monkeypatch.setattr(graphs.MarkedBackend, "__init__", lambda self, address: None)
         else:
             monkeypatch.setattr(graphs, "_compute", other)
         assert not graphs.is_known()
@@ -204,7 +204,7 @@ class Built:
         self.nodes = (ctypes.c_void_p * n_nodes)(*map(ctypes.addressof, self.tensors))
         self.own = graphs._Graph(n_nodes, n_nodes, 0, self.nodes)
 
-    def optimize(self, backend: Sized) -> None:
+    def optimize(self, backend: MarkedBackend) -> None:
         backend._optimize(0, ctypes.addressof(self.own), 0)
 
     def listed(self) -> list[int]:
@@ -226,16 +226,16 @@ def tensor(n_rows: int) -> Any:
 
 
 @pytest.fixture
-def backend() -> Sized:
+def backend() -> MarkedBackend:
     own = graphs._Backend()
-    sized = Sized(ctypes.addressof(own))
+    sized = MarkedBackend(ctypes.addressof(own))
     sized.own = own  # type: ignore[attr-defined]  # as long as the other
     return sized
 
 
 class TestMarks:
     def test_a_size_has_the_same_mark_each_time_and_another_size_another(
-        self, backend: Sized
+        self, backend: MarkedBackend
     ) -> None:
         shared = tensor(0)
         marks = []
@@ -248,7 +248,9 @@ class TestMarks:
         assert marks[:2] == marks[2:]
         assert marks[0] != marks[1]
 
-    def test_parts_of_one_graph_have_marks_and_nodes_of_their_own(self, backend: Sized) -> None:
+    def test_parts_of_one_graph_have_marks_and_nodes_of_their_own(
+        self, backend: MarkedBackend
+    ) -> None:
         """A model that lies on the CPU in part is computed in several, which all exist at once."""
         parts = [Built(1) for _ in range(3)]
         for part in parts:
@@ -256,7 +258,7 @@ class TestMarks:
         assert all(part.is_marked for part in parts)
         assert len({part.listed()[0] for part in parts}) == 3
 
-    def test_copies_that_take_turns_have_marks_of_their_own(self, backend: Sized) -> None:
+    def test_copies_that_take_turns_have_marks_of_their_own(self, backend: MarkedBackend) -> None:
         """As with several cards; which one it is shows in what the first node reads."""
         marks = []
         shared = tensor(1)
@@ -268,20 +270,22 @@ class TestMarks:
         assert marks[0] == marks[2] != marks[1]
 
     @pytest.mark.parametrize(("n_tokens", "marked"), [(1, True), (31, True), (32, False)])
-    def test_prompts_stay_as_they_are(self, n_tokens: int, marked: bool, backend: Sized) -> None:
+    def test_prompts_stay_as_they_are(
+        self, n_tokens: int, marked: bool, backend: MarkedBackend
+    ) -> None:
         built = Built(n_tokens)
         built.optimize(backend)
         assert built.is_marked == marked
         assert built.is_as_before != marked
 
-    def test_an_empty_graph_stays_as_it_is(self, backend: Sized) -> None:
+    def test_an_empty_graph_stays_as_it_is(self, backend: MarkedBackend) -> None:
         built = Built(1)
         built.own.n_nodes = 0
         built.optimize(backend)
         assert built.own.n_nodes == 0
 
     def test_there_is_an_end_to_graphs(
-        self, backend: Sized, monkeypatch: pytest.MonkeyPatch
+        self, backend: MarkedBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
         built = [Built(1) for _ in range(3)]
@@ -292,14 +296,14 @@ class TestMarks:
         again.optimize(backend)
         assert again.is_marked
 
-    def test_a_mark_is_an_empty_node(self, backend: Sized) -> None:
+    def test_a_mark_is_an_empty_node(self, backend: MarkedBackend) -> None:
         """Of GGML_OP_NONE, with no elements and no memory."""
         built = Built(2)
         built.optimize(backend)
         mark = ctypes.string_at(built.listed()[0], graphs._MARK_BYTES)
         assert not any(mark)
 
-    def test_what_is_forgotten_fits_no_more(self, backend: Sized) -> None:
+    def test_what_is_forgotten_fits_no_more(self, backend: MarkedBackend) -> None:
         built = Built(2)
         built.optimize(backend)
         address = built.listed()[0]
@@ -339,7 +343,7 @@ class TestInterruptions:
         """The interpreter raises it on the way into the function, where nothing can catch it."""
 
         def trace(frame: FrameType, event: str, arg: Any) -> None:
-            if frame.f_code is Sized._optimize.__code__:
+            if frame.f_code is MarkedBackend._optimize.__code__:
                 sys.settrace(None)
                 raise KeyboardInterrupt
 
@@ -377,14 +381,14 @@ class TestInterruptions:
 
 def test_several_cards_have_more_than_one_graph_of_a_size() -> None:
     owns = [graphs._Backend() for _ in range(2)]
-    one, two = (KeptGraphs([ctypes.addressof(own) for own in owns[:n]]) for n in (1, 2))
+    one, two = (ContextGraphs([ctypes.addressof(own) for own in owns[:n]]) for n in (1, 2))
     assert (one.are_one_a_size, two.are_one_a_size) == (True, False)
-    assert not KeptGraphs().are_one_a_size
+    assert not ContextGraphs().are_one_a_size
 
 
 class TestTouching:
     @pytest.fixture
-    def touched(self) -> Iterator[tuple[KeptGraphs, list[int]]]:
+    def touched(self) -> Iterator[tuple[ContextGraphs, list[int]]]:
         own, found = graphs._Backend(), list[int]()
 
         def optimize(backend: int, graph: int, params: int) -> None:
@@ -394,9 +398,9 @@ class TestTouching:
 
         callback = graphs._Optimize(optimize)
         own.graph_optimize = ctypes.cast(callback, ctypes.c_void_p).value
-        yield KeptGraphs([ctypes.addressof(own)]), found
+        yield ContextGraphs([ctypes.addressof(own)]), found
 
-    def test_every_graph_is_asked_for(self, touched: tuple[KeptGraphs, list[int]]) -> None:
+    def test_every_graph_is_asked_for(self, touched: tuple[ContextGraphs, list[int]]) -> None:
         kept, found = touched
         (backend,) = kept._backends
         marks = []
@@ -410,7 +414,7 @@ class TestTouching:
         assert found == marks
 
     def test_no_more_than_the_latest(
-        self, touched: tuple[KeptGraphs, list[int]], monkeypatch: pytest.MonkeyPatch
+        self, touched: tuple[ContextGraphs, list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each takes memory of the card."""
         monkeypatch.setattr(graphs, "_TOUCHED", 2)
@@ -427,7 +431,7 @@ class TestTouching:
         kept.touch()
         assert found == [marks[3], marks[1]]
 
-    def test_not_when_it_is_too_late(self, touched: tuple[KeptGraphs, list[int]]) -> None:
+    def test_not_when_it_is_too_late(self, touched: tuple[ContextGraphs, list[int]]) -> None:
         """As behind a pause of the process: llama.cpp has dropped them by then."""
         kept, found = touched
         kept._backends[0]._graphs[0,] = graphs._Tensor(), None
@@ -437,7 +441,7 @@ class TestTouching:
         assert not kept.alive
         assert not found
 
-    def test_not_what_was_freed(self, touched: tuple[KeptGraphs, list[int]]) -> None:
+    def test_not_what_was_freed(self, touched: tuple[ContextGraphs, list[int]]) -> None:
         kept, found = touched
         kept._backends[0]._graphs[0,] = graphs._Tensor(), None
         kept.close()
