@@ -392,7 +392,7 @@ keeper = _Keeper()
 
 
 class _Interruptions:
-    """Exceptions in `MarkedBackend._optimize` (Ctrl-C): ctypes cannot hand them to who called llama.cpp."""
+    """Exceptions in `MarkedBackend._optimize` (Ctrl-C), which ctypes cannot hand to its caller."""
 
     def __init__(self) -> None:
         self._found: dict[int, BaseException] = {}
