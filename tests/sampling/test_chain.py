@@ -131,11 +131,16 @@ FEW_SETTINGS = st.builds(
 )
 
 
+TINIEST = 1e-300
+"""Smaller ones are rounded to 0 or not, by one way of computing them or the other."""
+
+
 def check_few(logits: np.ndarray, params: SamplingParams) -> None:
     law = Sampler(params).distribution(logits, [])
     ids, probs = few_by_numpy(logits, params)
-    np.testing.assert_array_equal(law.ids, ids)
-    np.testing.assert_allclose(law.probs, probs, rtol=1e-9)
+    seen, expected = law.probs > TINIEST, probs > TINIEST
+    np.testing.assert_array_equal(law.ids[seen], ids[expected])
+    np.testing.assert_allclose(law.probs[seen], probs[expected], rtol=1e-9)
 
 
 @given(
