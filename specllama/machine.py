@@ -9,6 +9,9 @@ from typing import Literal
 
 GraphsKept = Literal["none", "latest", "sized"]
 """Which captured graphs a device keeps: none, that of the latest decode, one for each size."""
+LARGEST_KEPT = 31
+"""Decodes of more tokens have no graph of their own: from 32 on, ggml itself looks at the first
+node (weights of experts on the CPU)."""
 
 
 def package_version(package: str) -> str:

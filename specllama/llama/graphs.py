@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specllama.llama import library
-from specllama.machine import GraphsKept
+from specllama.machine import LARGEST_KEPT, GraphsKept
 
 KNOWN = ("0.25.3",)
 """Releases of ggml whose CUDA backend was read, and measured."""
@@ -39,8 +39,6 @@ VARIABLE = "SPECLLAMA_GRAPHS"
 _OTHER_WAYS = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_GRAPH_OPT"
 """Who sets these has no graphs, or has them arranged in another way."""
 _API_VERSION = 2
-_MOST_TOKENS = 31
-"""From 32 tokens on, ggml looks at the first node itself (weights of experts on the CPU)."""
 _MOST_GRAPHS = 1024
 _MARK_BYTES = 1024
 DROPPED_S = 10.0
@@ -162,7 +160,7 @@ class MarkedBackend:
         first = _Tensor.from_address(graph.nodes[0])
         last = _Tensor.from_address(graph.nodes[graph.n_nodes - 1])
         n_tokens = first.ne[1]
-        if n_tokens > _MOST_TOKENS:
+        if n_tokens > LARGEST_KEPT:
             return None
         # with several cards, ggml has more than one copy of what is handed on, and takes turns
         key = graph.nodes[0], first.src[0], n_tokens, last.ne[1], graph.n_nodes

@@ -24,6 +24,50 @@ _LOG_LINES = 200
 _ERROR_LEVEL = 4
 _PAUSE, _SOFT = "omp_pause_resource_all", 1
 _GPU_TYPES = (1, 2)  # ggml-backend.h: GPU, IGPU
+
+
+class GgmlInit(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_Functions = dict[str, tuple[Any, tuple[Any, ...]]]
+"""Results and arguments by name."""
+_DEVICES: _Functions = {
+    "ggml_backend_dev_count": (_SIZE, ()),
+    "ggml_backend_dev_get": (_POINTER, (_SIZE,)),
+    "ggml_backend_dev_type": (_INT, (_POINTER,)),
+    "ggml_backend_dev_by_name": (_POINTER, (ctypes.c_char_p,)),
+    "ggml_backend_dev_name": (ctypes.c_char_p, (_POINTER,)),
+    "ggml_backend_dev_description": (ctypes.c_char_p, (_POINTER,)),
+}
+_BASE: _Functions = {
+    "ggml_version": (ctypes.c_char_p, ()),
+    "ggml_init": (_POINTER, (GgmlInit,)),
+    "ggml_free": (None, (_POINTER,)),
+    "ggml_new_tensor_2d": (_POINTER, (_POINTER, _INT, ctypes.c_int64, ctypes.c_int64)),
+    "ggml_scale": (_POINTER, (_POINTER, _POINTER, ctypes.c_float)),
+    "ggml_new_graph": (_POINTER, (_POINTER,)),
+    "ggml_build_forward_expand": (None, (_POINTER, _POINTER)),
+    "ggml_backend_dev_backend_reg": (_POINTER, (_POINTER,)),
+    "ggml_backend_dev_init": (_POINTER, (_POINTER, _POINTER)),
+    "ggml_backend_guid": (_POINTER, (_POINTER,)),
+    "ggml_backend_free": (None, (_POINTER,)),
+    "ggml_backend_tensor_set": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
+    "ggml_backend_tensor_get": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
+    "ggml_backend_sched_new": (
+        _POINTER, (_POINTER, _POINTER, _INT, _SIZE, ctypes.c_bool, ctypes.c_bool)
+    ),
+    "ggml_backend_sched_free": (None, (_POINTER,)),
+    "ggml_backend_sched_alloc_graph": (ctypes.c_bool, (_POINTER, _POINTER)),
+    "ggml_backend_sched_graph_compute": (_INT, (_POINTER, _POINTER)),
+}  # fmt: skip
 _log: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
 _kept: list[Any] = []  # a ctypes callback dies with its last reference
 
@@ -176,9 +220,8 @@ def gpus() -> list[str]:
     ]
 
 
-@functools.cache
-def _ggml() -> ctypes.CDLL:
-    """ggml's device functions, which llama-cpp-python does not bind.
+def _bound(name: str, functions: _Functions) -> ctypes.CDLL:
+    """A library of ggml with functions that llama-cpp-python does not bind.
 
     They are llama.cpp's own ggml's: `llama_cpp._ggml` ignores LLAMA_CPP_LIB_PATH, and the devices
     of another copy of ggml mean nothing to it.
@@ -186,68 +229,26 @@ def _ggml() -> ctypes.CDLL:
     bindings = load()
     from llama_cpp._ctypes_extensions import load_shared_library
 
-    library: ctypes.CDLL = load_shared_library("ggml", bindings._base_path)
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    library.ggml_backend_dev_type.restype = ctypes.c_int
-    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
-    library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    for function in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
-        function.restype = ctypes.c_char_p
-        function.argtypes = [ctypes.c_void_p]
+    library: ctypes.CDLL = load_shared_library(name, bindings._base_path)
+    for function, (result, arguments) in functions.items():
+        getattr(library, function).restype = result
+        getattr(library, function).argtypes = arguments
     return library
 
 
-class GgmlInit(ctypes.Structure):
-    """ggml_init_params."""
-
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
-
-
-_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-_BASE: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ggml_version": (ctypes.c_char_p, ()),
-    "ggml_init": (_POINTER, (GgmlInit,)),
-    "ggml_free": (None, (_POINTER,)),
-    "ggml_new_tensor_2d": (_POINTER, (_POINTER, _INT, ctypes.c_int64, ctypes.c_int64)),
-    "ggml_scale": (_POINTER, (_POINTER, _POINTER, ctypes.c_float)),
-    "ggml_new_graph": (_POINTER, (_POINTER,)),
-    "ggml_build_forward_expand": (None, (_POINTER, _POINTER)),
-    "ggml_backend_dev_backend_reg": (_POINTER, (_POINTER,)),
-    "ggml_backend_dev_init": (_POINTER, (_POINTER, _POINTER)),
-    "ggml_backend_guid": (_POINTER, (_POINTER,)),
-    "ggml_backend_free": (None, (_POINTER,)),
-    "ggml_backend_tensor_set": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
-    "ggml_backend_tensor_get": (None, (_POINTER, _POINTER, _SIZE, _SIZE)),
-    "ggml_backend_sched_new": (
-        _POINTER, (_POINTER, _POINTER, _INT, _SIZE, ctypes.c_bool, ctypes.c_bool)
-    ),
-    "ggml_backend_sched_free": (None, (_POINTER,)),
-    "ggml_backend_sched_alloc_graph": (ctypes.c_bool, (_POINTER, _POINTER)),
-    "ggml_backend_sched_graph_compute": (_INT, (_POINTER, _POINTER)),
-}  # fmt: skip
+@functools.cache
+def _ggml() -> ctypes.CDLL:
+    """ggml's device functions."""
+    return _bound("ggml", _DEVICES)
 
 
 @functools.cache
 def ggml_base() -> Any:
     """ggml's own functions, None where this build lacks one of those used here."""
-    bindings = load()
-    from llama_cpp._ctypes_extensions import load_shared_library
-
     try:
-        library = load_shared_library("ggml-base", bindings._base_path)
-        for name, (result, arguments) in _BASE.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        return _bound("ggml-base", _BASE)
     except (FileNotFoundError, RuntimeError, AttributeError):
         return None
-    return library
 
 
 def build() -> str:

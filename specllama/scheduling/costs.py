@@ -56,7 +56,7 @@ class Costs:
     the machine was busy when it was seen: after a while it is hoped to be cheaper (`hoped_s`).
 
     Where graphs are captured and replayed (CUDA), a decode of another size than the one before
-    costs more (`scheduling.graphs`). Where that is not seen to, all decodes teach one table.
+    costs more (`scheduling.graphs`). Where no such cost is seen, all decodes teach one table.
 
     Args:
         kept: the table of earlier sessions. Its sizes count at the pace of what is measured now

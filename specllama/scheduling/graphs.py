@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
+from specllama.machine import LARGEST_KEPT, GraphsKept
+
 Part = Literal["first", "second", "back"]
 Parts = tuple[Part, ...]
 Phase = Part | Literal["same"]
@@ -135,7 +137,10 @@ class Latest(Graphs):
 
 
 class Sized(Graphs):
-    """The device keeps a graph of each size (`llama.graphs`), once it was captured."""
+    """The device keeps a graph of each size (`llama.graphs`), once it was captured.
+
+    Sizes above `LARGEST_KEPT` are new each time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +152,8 @@ class Sized(Graphs):
         return parts[0] if parts else "same"
 
     def _count(self, n_tokens: int) -> None:
-        self._seen[n_tokens] = min(self._of(n_tokens) + 1, CHANGING)
+        if n_tokens <= LARGEST_KEPT:
+            self._seen[n_tokens] = min(self._of(n_tokens) + 1, CHANGING)
         self._n_decodes = min(self._n_decodes + 1, CHANGING)
 
     def _of(self, n_tokens: int) -> int:
@@ -187,6 +193,6 @@ class Sized(Graphs):
         return now if self._of(n_tokens) else (*now, "second")
 
 
-def of(kept: Literal["none", "latest", "sized"]) -> Graphs:
+def of(kept: GraphsKept) -> Graphs:
     """For a device that keeps such graphs."""
     return Sized() if kept == "sized" else Latest()

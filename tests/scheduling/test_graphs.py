@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.machine import LARGEST_KEPT
 from specllama.scheduling import graphs
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.graphs import Latest, Parts, Sized
@@ -49,6 +50,15 @@ class TestSized:
             FIRST, FIRST, ("second", "back"), ("second", "back"), BACK,
         ]  # fmt: skip
         assert device.phase == "back"
+
+    def test_large_sizes_are_new_each_time(self) -> None:
+        """They share one graph, which the next of another size drops."""
+        large = LARGEST_KEPT + 1
+        device = Sized()
+        assert paid(device, [large, 1, large, 1, large]) == [
+            FIRST, FIRST, FIRST, ("second", "back"), FIRST,
+        ]  # fmt: skip
+        assert not device.captures(large)
 
     def test_a_prompt_costs_the_way_back(self) -> None:
         device = Sized()
