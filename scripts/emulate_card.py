@@ -87,7 +87,8 @@ class Card:
 
     Attributes:
         sized: one of each size is kept, not only the latest.
-        decodes: of each size, as far as they matter, in the order of the latest.
+        shape: size and block of cells of the latest decode.
+        decodes: how many there were of each shape since its graph was lost.
     """
 
     name: str
@@ -122,7 +123,7 @@ class Card:
         if moved and not self.sized:
             self.decodes.clear()
         elif any(block != shape[1] for _, block in self.decodes):
-            self.decodes = {}
+            self.decodes.clear()
         count = self.decodes[shape] = self.decodes.get(shape, 0) + 1
         back = BACK_MS[self.name] if moved and count > 1 else 0.0
         return back + dict(enumerate(CHANGE_MS[self.name], start=1)).get(count, 0.0)
