@@ -120,9 +120,8 @@ class Card:
 
     def _change_ms(self, shape: tuple[int, int]) -> float:
         moved, self.shape = shape != self.shape, shape
-        if moved and not self.sized:
-            self.decodes.clear()
-        elif any(block != shape[1] for _, block in self.decodes):
+        another_block = any(block != shape[1] for _, block in self.decodes)
+        if another_block or (moved and not self.sized):
             self.decodes.clear()
         count = self.decodes[shape] = self.decodes.get(shape, 0) + 1
         back = BACK_MS[self.name] if moved and count > 1 else 0.0
