@@ -31,7 +31,13 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "specllama-setup.json"
 BUILD_OPTIONS = ROOT / "scripts" / "llama_build.cmake"
-INPUTS = (ROOT / "pyproject.toml", Path(__file__).resolve())
+COMPILED = ROOT / "specllama" / "sampling" / "_few.c"
+INPUTS = (
+    ROOT / "pyproject.toml",
+    COMPILED,
+    ROOT / "scripts" / "compile.py",
+    Path(__file__).resolve(),
+)
 NO_DEPENDENCIES = "pair"
 """The extra whose package is wanted for the file in it alone, not for what it depends on."""
 

@@ -49,6 +49,8 @@ def doctor(*, flags: ModelFlags) -> None:
 def _system() -> dict[str, Any]:
     import psutil
 
+    from specllama.sampling.few import is_compiled
+
     memory = psutil.virtual_memory()
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
     return {
@@ -58,6 +60,7 @@ def _system() -> dict[str, Any]:
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "load average": load,
         "memory": f"{size(memory.available)} of {size(memory.total)} free",
+        "laws": "compiled" if is_compiled() else "NumPy (no C compiler at installation: slower)",
     }
 
 

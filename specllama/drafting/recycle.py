@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.drafting.protocol import Drafter, Seen, Want
-from specllama.sampling.chain import largest
+from specllama.sampling.rows import largest
 from specllama.verification.types import ROOT, Proposal
 
 UNKNOWN = -1

@@ -13,8 +13,8 @@ from specllama.drafting.protocol import Seen
 from specllama.engine.layout import Layout, lay_out
 from specllama.engine.sequence import Sequence as Live
 from specllama.llama.cache import TokenCache
-from specllama.sampling.chain import Row
 from specllama.sampling.distribution import Distribution
+from specllama.sampling.rows import Row
 from specllama.scheduling.acceptance import Step
 from specllama.verification.types import ROOT, Proposal, Rows, Verdict
 

@@ -6,51 +6,41 @@ top-p, min-p, temperature. Truncation therefore works on temperature-1 probabili
 differences: ties go to the lowest id (llama.cpp leaves them to its sort), and temperature 0 is the
 argmax after bias and penalties, whatever typical-p would have removed.
 
-Nothing here sorts a vocabulary: a step that needs "the largest" takes block maxima first.
+The usual settings (a small top-k) have a way of their own, `few.py`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.errors import EngineError
 from specllama.sampling.constraint import Constraint, NothingAllowed
-from specllama.sampling.distribution import FEW, LEAST, Distribution, IntArray
+from specllama.sampling.distribution import FEW, Distribution, IntArray
+from specllama.sampling.few import COLDEST, LawOfFew, best, count_to
 from specllama.sampling.params import SamplingParams
+from specllama.sampling.rows import Row, all_ids, at_least_largest, check_finite, largest
 
-Row = NDArray[np.float32]
-
-_BLOCK = 64
 _FIRST_PREFIX = 256
-# Logits this far below the largest mostly decide nothing, nor are there many above.
-_NEAR = 5.0
-_MANY = 256
-_NEAR_WEIGHT = math.exp(-_NEAR) * (1 + 1e-6)  # float32 differences err by less
 _PIECE = 1 << 14
 # How many of the largest logits a constraint is asked about before it lists what it allows.
 _ASKED = (64, 512)
-# The least temperature above 0 that float32 can divide by: greedy but for exact ties.
-_COLDEST = 1e-30
 
 
 class Sampler:
     """The sampling chain of one request; it keeps no state between calls."""
 
-    __slots__ = ("_adjusts", "_bias", "_bias_ids", "_few", "_forbids", "_log_min_p", "_params")
+    __slots__ = ("_adjusts", "_bias", "_bias_ids", "_few", "_forbids", "_params")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
-        self._log_min_p = np.float32(math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         self._forbids = -math.inf in params.logit_bias.values()
         self._adjusts = params.penalises or len(self._bias_ids) > 0
-        few = params.temperature > 0.0 and params.typical_p >= 1.0 and params.top_k <= FEW
-        self._few = params.top_k if few else 0
+        few = 0 < params.top_k <= FEW and params.temperature > 0.0 and params.typical_p >= 1.0
+        self._few = LawOfFew(params) if few else None
 
     def distribution(
         self, logits: Row, history: Sequence[int], constraint: Constraint | None = None
@@ -69,7 +59,7 @@ class Sampler:
         row = self._adjusted(logits, history) if self._adjusts else logits
         if constraint is None:
             return self._law(None, row)
-        _check_finite(float(row.max()))
+        check_finite(float(row.max()))
         ids = _permitted(row, constraint, self._params)
         values = row[ids]
         self._check_left(values)
@@ -77,8 +67,6 @@ class Sampler:
 
     def best(self, logits: Row, history: Sequence[int]) -> tuple[int, float]:
         """The most probable token, and about its probability at temperature 1.
-
-        Of each block only the largest logit is counted: others weigh something beside it seldom.
 
         Args:
             logits, history: as in `distribution`.
@@ -88,31 +76,24 @@ class Sampler:
             NothingAllowed: every token is forbidden.
         """
         row = self._adjusted(logits, history) if self._adjusts else logits
-        token = int(row.argmax())
-        top = row[token]
-        _check_finite(float(top))
-        maxima, tail = _block_maxima(row)
-        mass = float(np.add.reduce(np.exp(maxima - top)))
-        if len(tail):
-            mass += float(np.add.reduce(np.exp(tail - top)))
-        return token, 1.0 / max(mass, 1.0)
+        return best(row)
 
     def _law(self, ids: IntArray | None, values: Row) -> Distribution:
         """The law over some tokens (ids rising; None: all) and their adjusted logits."""
         params = self._params
-        if 0 < self._few < len(values):
-            return self._law_of_largest(ids, values)
+        if self._few is not None and params.top_k < len(values):
+            return self._few.of(ids, values)
         if params.temperature == 0.0:
             best = int(values.argmax())
-            _check_finite(float(values[best]))
+            check_finite(float(values[best]))
             return Distribution.point(best if ids is None else int(ids[best]))
         if 0 < params.top_k < len(values):
             found = largest(values, params.top_k)
             ids, values = found if ids is None else ids[found], values[found]
         elif ids is None:
-            ids = _all_ids(len(values))
+            ids = all_ids(len(values))
         top = np.float32(values.max())
-        _check_finite(float(top))
+        check_finite(float(top))
         kept = self._truncated(values, top)
         if kept is not None:
             ids, values = ids[kept], values[kept]
@@ -120,58 +101,6 @@ class Sampler:
         law = Distribution.from_weights(ids, _weights(values, top, params.temperature))
         assert law is not None  # the largest weight is 1
         return law
-
-    def _law_of_largest(self, ids: IntArray | None, values: Row) -> Distribution:
-        """The law where top-k is small: from the logits near the largest, if they settle it."""
-        top = np.maximum.reduce(values)
-        _check_finite(float(top))
-        least = float(top + self._log_min_p)
-        if self._log_min_p > -_NEAR:
-            found = (values >= top - _NEAR).nonzero()[0]
-            if len(found) <= _MANY:
-                law = self._law_of_few(*_listed(found, ids, values), least)
-                if law is not None:
-                    return law
-        law = self._law_of_few(*_listed(_about_largest(values, self._few), ids, values), least)
-        assert law is not None  # nothing is left out
-        return law
-
-    def _law_of_few(self, ids: list[int], values: list[float], least: float) -> Distribution | None:
-        """Top-k, top-p, min-p and temperature over some largest logits (ids rising).
-
-        Where they are fewer than top-k leaves, all others are more than `_NEAR` below the largest,
-        and min-p leaves none of them; None where top-p might depend on what they are.
-
-        Args:
-            least: the smallest logit that min-p leaves.
-        """
-        params = self._params
-        falling = sorted(range(len(values)), key=values.__getitem__, reverse=True)
-        del falling[params.top_k :]
-        top, count = values[falling[0]], 1
-        while count < len(falling) and values[falling[count]] >= least:
-            count += 1
-        if params.top_p < 1.0 and count > 1:
-            weights = [math.exp(values[place] - top) for place in falling]
-            mass = math.fsum(weights)
-            reached = _count_to(weights, params.top_p * mass)
-            n_more = params.top_k - len(falling)
-            if n_more and reached < count:
-                most = params.top_p * (mass + n_more * _NEAR_WEIGHT)
-                if min(_count_to(weights, most), count) != reached:
-                    return None
-            count = min(count, reached)
-        if count == 1:
-            return Distribution.point(ids[falling[0]])
-        kept = sorted(falling[:count])
-        cold = max(params.temperature, _COLDEST)
-        scaled = [math.exp((values[place] - top) / cold) for place in kept]
-        total = math.fsum(scaled)
-        tokens, probs = [ids[place] for place in kept], [weight / total for weight in scaled]
-        if min(probs) < LEAST:
-            tokens = [token for token, prob in zip(tokens, probs, strict=True) if prob >= LEAST]
-            probs = [prob for prob in probs if prob >= LEAST]
-        return Distribution.of_few(tokens, probs)
 
     def _adjusted(self, logits: Row, history: Sequence[int]) -> Row:
         """A copy of the row after bias and penalties.
@@ -200,22 +129,6 @@ class Sampler:
         rest = values[typical]
         kept = _nucleus(rest, np.float32(rest.max()), params.top_p, params.min_p)
         return typical if kept is None else typical[kept]
-
-
-def _listed(places: IntArray, ids: IntArray | None, values: Row) -> tuple[list[int], list[float]]:
-    """Ids and logits of some places of a row, or of what is permitted of one."""
-    kept = places if ids is None else ids[places]
-    return kept.tolist(), values[places].tolist()
-
-
-def _count_to(weights: list[float], mass: float) -> int:
-    """How many of the first weights it takes to sum to at least `mass`."""
-    reached = 0.0
-    for count, weight in enumerate(weights, 1):
-        reached += weight
-        if reached >= mass:
-            return count
-    return len(weights)
 
 
 def logprob(logits: Row, token: int) -> float:
@@ -289,93 +202,8 @@ def _settles(values: Row, bound: float, n_more: int, params: SamplingParams) -> 
     weights = [math.exp(value - top) for value in sorted(values.tolist(), reverse=True)]
     known = math.fsum(weights)
     most = known + n_more * math.exp(bound - top)
-    kept = [_count_to(weights, params.top_p * mass) for mass in (known, most)]
+    kept = [count_to(weights, params.top_p * mass) for mass in (known, most)]
     return min(kept[0], n_likely) == min(kept[1], n_likely)
-
-
-def largest(values: NDArray[np.floating], count: int) -> IntArray:
-    """Positions of the `count` largest values, rising; ties at the edge by lowest position."""
-    found = _at_least_largest(values, count)
-    surplus = len(found) - count
-    if surplus <= 0:
-        return found
-    reached = values[found]
-    edge = np.flatnonzero(reached == reached.min())
-    return np.delete(found, edge[len(edge) - surplus :])
-
-
-def _at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
-    """Positions, rising, of every value not below the `count`-th largest (1 <= count), and NaN."""
-    if count >= len(values):
-        return _all_ids(len(values))
-    columns = len(values) // _BLOCK
-    if count > columns // 4:
-        return _not_below(values, _kth_largest(values, count))
-    # the count-th largest of the block maxima cannot exceed the count-th largest value
-    maxima, _ = _block_maxima(values)
-    found = _not_below(values, _kth_largest(maxima, count))
-    candidates = values[found]
-    enough: IntArray = found[_not_below(candidates, _kth_largest(candidates, count))]
-    return enough
-
-
-def _about_largest(row: Row, count: int) -> IntArray:
-    """Positions, rising, of the `count` largest values and of a few more that are cheap to find.
-
-    Two passes over the row in as few calls as possible: see `_law_of_few`.
-
-    Raises:
-        EngineError: the largest value is not finite.
-    """
-    columns = len(row) // _BLOCK
-    if count > columns // 4:
-        _check_finite(float(row.max()))
-        return largest(row, count)
-    maxima, tail = _block_maxima(row)
-    maxima.partition((columns - count, columns - 1))
-    top = np.maximum(maxima[-1], tail.max()) if len(tail) else maxima[-1]
-    _check_finite(float(top))
-    # the count-th largest of the maxima cannot exceed the count-th largest value
-    found: IntArray = (row >= maxima[columns - count]).nonzero()[0]
-    return found
-
-
-def _block_maxima(
-    values: NDArray[np.floating],
-) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """The maximum of each block, a new array, and the values behind the last whole block.
-
-    Blocks are columns of a table, since a maximum over rows is one vector instruction a row.
-    """
-    columns = len(values) // _BLOCK
-    cells = columns * _BLOCK
-    return np.maximum.reduce(values[:cells].reshape(_BLOCK, columns), axis=0), values[cells:]
-
-
-def _not_below(values: NDArray[np.floating], bound: np.floating) -> IntArray:
-    # not `>=`: NaN has to stay, for the caller to see that the row is broken
-    return np.flatnonzero(~(values < bound))
-
-
-def _kth_largest(values: NDArray[np.floating], count: int) -> np.floating:
-    edge = len(values) - count
-    kth: np.floating = np.partition(values, edge)[edge]
-    return kth
-
-
-@lru_cache(maxsize=8)
-def _all_ids(count: int) -> IntArray:
-    ids = np.arange(count, dtype=np.int64)
-    ids.setflags(write=False)
-    return ids
-
-
-def _check_finite(top: float) -> None:
-    if not math.isfinite(top):
-        raise EngineError(
-            f"No token can be chosen: the largest logit is {top}.",
-            "The model file is damaged, or the device computes it wrongly.",
-        )
 
 
 def _penalise(row: Row, history: Sequence[int], params: SamplingParams) -> None:
@@ -400,7 +228,7 @@ def _weights(values: Row, top: np.float32, temperature: float) -> NDArray[np.flo
     with np.errstate(over="ignore"):
         shifted = values.astype(np.float64) - top if few else values - top
         if temperature != 1.0:
-            shifted /= max(temperature, _COLDEST)
+            shifted /= max(temperature, COLDEST)
     weights: NDArray[np.floating] = np.exp(shifted, out=shifted)
     return weights
 
@@ -444,7 +272,7 @@ def _prefix(keys: NDArray[np.floating], weights: NDArray[np.floating], mass: flo
     """Positions, rising, of the fewest largest keys whose weights sum to at least `mass`."""
     size = _FIRST_PREFIX
     while True:
-        found = _at_least_largest(keys, size)
+        found = at_least_largest(keys, size)
         likely = keys[found]
         falling = np.argsort(-likely, kind="stable")  # of equals the lowest, as in the end
         reached = np.cumsum(weights[found][falling], dtype=np.float64)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from specllama.errors import EngineError
-from specllama.sampling.chain import Sampler, largest, logprob, top_logprobs
+from specllama.sampling.chain import Sampler, logprob, top_logprobs
 from specllama.sampling.constraint import NothingAllowed
 from specllama.sampling.noise import SharedNoise
 from specllama.sampling.params import LARGEST, SamplingParams
+from specllama.sampling.rows import largest
 
 NEUTRAL = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
 
@@ -103,99 +104,6 @@ def test_ties_of_typical_sampling_keep_as_much_as_was_asked_for() -> None:
         reached = np.cumsum(softmax(shuffled)[near])
         law = Sampler(params).distribution(shuffled, [])
         assert law.ids.tolist() == near[: np.searchsorted(reached, 0.5) + 1].tolist()
-
-
-def few_by_numpy(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Top-k, top-p, min-p, temperature by one stable sort; min-p's bound is float32, as its row."""
-    order = np.argsort(-logits, kind="stable")[: params.top_k]
-    falling = logits[order]
-    count = len(order)
-    if params.top_p < 1.0:
-        weights = np.array([math.exp(value - falling[0].item()) for value in falling.tolist()])
-        reached = np.cumsum(weights) >= params.top_p * math.fsum(weights)
-        count = int(reached.argmax()) + 1 if reached.any() else count
-    if params.min_p > 0.0:
-        bound = np.float32(falling[0] + np.float32(math.log(params.min_p)))
-        count = min(count, int((falling >= bound).sum()))
-    ids = np.sort(order[:count])
-    weights = np.exp((logits[ids].astype(np.float64) - float(falling[0])) / params.temperature)
-    return ids[weights > 0.0], weights[weights > 0.0] / weights.sum()
-
-
-FEW_SETTINGS = st.builds(
-    SamplingParams,
-    top_k=st.sampled_from([1, 2, 5, 7, 40, 128]),
-    top_p=st.sampled_from([1.0, 0.97, 0.8, 0.5, 0.05]),
-    min_p=st.sampled_from([0.0, 1e-4, 0.05, 0.3, 1.0]),
-    temperature=st.sampled_from([1e-4, 0.3, 1.0, 2.0]),
-)
-
-
-TINIEST = 1e-300
-"""Smaller ones are rounded to 0 or not, by one way of computing them or the other."""
-
-
-def check_few(logits: np.ndarray, params: SamplingParams) -> None:
-    law = Sampler(params).distribution(logits, [])
-    ids, probs = few_by_numpy(logits, params)
-    seen, expected = law.probs > TINIEST, probs > TINIEST
-    np.testing.assert_array_equal(law.ids[seen], ids[expected])
-    np.testing.assert_allclose(law.probs[seen], probs[expected], rtol=1e-9)
-
-
-@given(
-    hnp.arrays(
-        np.float32,
-        st.integers(129, 2500),
-        elements=st.sampled_from([0.0, 1.0, 1.5, 2.5, -3.0, -np.inf]),
-        fill=st.sampled_from([0.0, -1.0]),
-    ),
-    FEW_SETTINGS,
-)
-def test_a_few_candidates_with_ties_at_every_edge(
-    logits: np.ndarray, params: SamplingParams
-) -> None:
-    logits[-1] = 0.0  # not all of them forbidden
-    check_few(logits, params)
-
-
-@pytest.mark.parametrize(("n_more", "count"), [(0, 1), (38, 2)])
-def test_many_small_ones_count_in_what_top_p_measures(n_more: int, count: int) -> None:
-    """The second has .055 of the first; each of the others .006, .23 in all."""
-    logits = np.full(1000, -20.0, np.float32)
-    logits[:2], logits[2 : 2 + n_more] = (0.0, -2.9), -5.1
-    params = SamplingParams(top_p=0.8)
-    check_few(logits, params)
-    assert len(Sampler(params).distribution(logits, [])) == count
-
-
-@pytest.mark.parametrize(("top_p", "count"), [(0.25, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
-def test_top_p_that_is_just_reached(top_p: float, count: int) -> None:
-    """Four of two hundred that tie."""
-    params = replace(NEUTRAL, top_k=4, top_p=top_p)
-    law = Sampler(params).distribution(np.zeros(200, np.float32), [])
-    assert law.ids.tolist() == [0, 1, 2, 3][:count]
-
-
-@given(st.integers(0, 1 << 32), FEW_SETTINGS, st.sampled_from([150, 700, 20_000]))
-def test_a_few_candidates_of_all_sizes(seed: int, params: SamplingParams, n_vocab: int) -> None:
-    random = np.random.default_rng(seed)
-    logits = random.normal(random.normal(), 3.0, n_vocab).astype(np.float32)
-    check_few(logits, params)
-
-
-@given(st.integers(0, 1 << 32), st.floats(0.001, 0.9))
-def test_min_p_is_compared_in_float32(seed: int, min_p: float) -> None:
-    """A value at the rounded bound stays, its neighbour below goes: as in rows of any length."""
-    random = np.random.default_rng(seed)
-    top = np.float32(random.normal(0.0, 20.0))
-    bound = np.float32(top + np.float32(math.log(min_p)))
-    below = np.nextafter(bound, np.float32(-np.inf))
-    logits = np.full(200, top - np.float32(30.0), np.float32)
-    logits[[3, 90, 7]] = top, bound, below
-    for top_k in (40, 0):
-        params = replace(NEUTRAL, min_p=min_p, top_k=top_k)
-        assert Sampler(params).distribution(logits, []).ids.tolist() == [3, 90]
 
 
 @pytest.mark.parametrize("top_k", [0, 40, 500])
