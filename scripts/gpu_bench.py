@@ -77,13 +77,13 @@ ON_ONE_CARD = 20e9
 def ours(engine: Engine) -> list[Peer]:
     """Our arms; lengths that nobody chose stand beside those the scheduler chooses."""
     tree = {"drafter": "tree", "verify": "coupled"}
-    fixed = {"drafter": "model", "adaptive": False, "verify": "rejection"}
+    fixed = {"drafter": "model", "adaptive": False, "verify": "block"}
     arms: dict[str, dict[str, Any]] = {
         PLAIN: {"drafter": "none"},
-        OURS: {"verify": "rejection"},
+        OURS: {"verify": "block"},
         "specllama, tree": tree,
         "specllama, seeded": {"verify": "coupled"},
-        "specllama, staged": {"drafter": "staged", "verify": "rejection"},
+        "specllama, staged": {"drafter": "staged", "verify": "block"},
         "specllama, suffix": {"drafter": "suffix+text"},
         "specllama, chain of 2": fixed | {"draft_max": 2},
         "specllama, chain of 3": fixed | {"draft_max": 3},

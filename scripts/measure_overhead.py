@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain, sampled": {"drafter": "none", "logprobs": False},
     "same, logprobs": {"drafter": "none"},
     "draft, greedy": {"sampling": GREEDY, "logprobs": False},
-    "draft, rejection": {"verify": "rejection", "logprobs": False},
+    "draft, block": {"verify": "block", "logprobs": False},
     "draft, coupled": {"verify": "coupled", "logprobs": False},
 }
 

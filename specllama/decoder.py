@@ -66,9 +66,10 @@ class SpeculativeDecoder:
         draft: the same, a model with the target's vocabulary (another one: see
             `ModelOptions.translate`); None drafts without a model.
         gamma: the papers' setting: calls that give no params draft exactly `gamma` tokens a round
-            with the draft model (rejection, Leviathan et al. 2023; coupled when a seed is given).
+            with the draft model (block, Sun et al. 2024; coupled when a seed is given).
             None leaves drafters and lengths to the scheduler. Other rules at a fixed length:
-            `GenerationParams(verify="block", drafter="model", draft_max=gamma, adaptive=False)`.
+            `GenerationParams(verify="rejection", drafter="model", draft_max=gamma,
+            adaptive=False)`.
         options: how both are loaded.
         strict_draft: raise when the draft cannot serve, and when a drafter is asked for that
             needs one and has none; False notes the first in `warnings` and goes on without.

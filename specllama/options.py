@@ -159,7 +159,7 @@ class GenerationParams:
         stop: strings that end the text; they are not part of it.
         grammar: a GBNF grammar (llama.cpp's notation) that the text has to follow.
         json_schema: a JSON schema instead, as text or as data; {"type": "object"} is any object.
-        verify: the verification rule; "auto" is coupled when a seed is given, else rejection
+        verify: the verification rule; "auto" is coupled when a seed is given, else block
             (greedy-one for trees).
         lossy: accept a rule that changes what the model says ("typical", "rejection-lenient").
         drafter: "auto" (AUTO_DRAFTERS), "none", or names joined by "+" (see DRAFTER_NAMES).

@@ -70,7 +70,7 @@ class Arms:
         peers: list[Peer] = [Ours("specllama, plain", engine, drafter="none")]
         if self.files.draft is not None:
             # a seed makes runs repeatable; what people get who give none is the sampling rule
-            peers.append(Ours(OURS, engine, verify="rejection"))
+            peers.append(Ours(OURS, engine, verify="block"))
             peers.append(Ours("specllama, seeded", engine, verify="coupled"))
         peers.append(Ours("specllama, no draft model", engine, drafter="suffix+text"))
         return peers

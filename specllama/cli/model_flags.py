@@ -119,9 +119,9 @@ class ModelFlags:
     copy_input: Annotated[bool | None, _drafting(
         "The answer will resemble the prompt (corrections, rewriting).", "--copy-input")] = None
     verify: Annotated[VerifyName | None, _drafting(
-        "Rule that checks drafts; chains: coupled, rejection, block, match; trees: coupled, match, "
+        "Rule that checks drafts; chains: coupled, block, rejection, match; trees: coupled, match, "
         "rrs, rrs-iid, spectr, greedy-one, traversal; auto is coupled with a seed, else "
-        "rejection (greedy-one for trees).",
+        "block (greedy-one for trees).",
         "--verify", metavar="RULE")] = None
     lossy: Annotated[bool | None, _drafting(
         "Accept a rule that changes what the model says: --verify typical, rejection-lenient.",

@@ -148,7 +148,7 @@ LOSSY_RULES: Mapping[str, Rule[Any]] = MappingProxyType(
 
 
 def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
-    """The rule of that name; "auto" is coupled when the caller gave a seed, else rejection.
+    """The rule of that name; "auto" is coupled when the caller gave a seed, else block.
 
     Args:
         lossy: the caller accepts a rule that changes what the model says.
@@ -157,7 +157,7 @@ def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
         UsageError: no rule has that name, or it needs `lossy`.
     """
     if verify == "auto":
-        return RULES["coupled" if seeded else "rejection"]
+        return RULES["coupled" if seeded else "block"]
     if verify in RULES:
         return RULES[verify]
     if verify not in LOSSY_RULES:

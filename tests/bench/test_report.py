@@ -281,7 +281,7 @@ def seeded(
 def test_that_seeds_choose_the_rule_is_told_in_every_form_with_notes() -> None:
     found = seeded(FAST)
     (note,) = found.remarks
-    assert "--verify auto is coupled here" in note and "--verify rejection measures" in note
+    assert "--verify auto is coupled here" in note and "--verify block measures" in note
     assert f"- {note}" in found.markdown() and found.warnings == []
     assert found.to_dict()["notes"] == list(found.jsonl())[-1]["notes"] == [note]
     (note,) = seeded(FAST, drafter="tree").remarks

@@ -17,9 +17,9 @@ def test_every_name_of_the_options_is_a_rule() -> None:
     assert {"auto", *RULES, *LOSSY_RULES} == set(get_args(VerifyName))
 
 
-def test_auto_is_coupled_with_a_seed_and_rejection_without() -> None:
+def test_auto_is_coupled_with_a_seed_and_block_without() -> None:
     assert choose_rule("auto", seeded=True).name == "coupled"
-    assert choose_rule("auto", seeded=False).name == "rejection"
+    assert choose_rule("auto", seeded=False).name == "block"
 
 
 @pytest.mark.parametrize("name", RULES)
