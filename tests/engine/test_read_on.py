@@ -17,7 +17,6 @@ from specllama.engine.request import TokenEvent
 from specllama.engine.sequence import Sequence as Live
 from specllama.verification.types import Proposal
 from tests.drafting.wants import want
-from tests.engine.clock import Clock
 from tests.engine.fake_model import FakeModel, Fault, Language, near
 from tests.engine.harness import (
     GREEDY,
@@ -110,7 +109,7 @@ def test_the_same_text_statistics_and_decodes(sampling: Any, rollback: Any) -> N
     assert drafter.decodes[1:] == [n - 1 for n in plain.decodes[1:]]
 
 
-def telling(says: Callable[[Want], bool]) -> Script:
+def told(says: Callable[[Want], bool]) -> Script:
     """A free drafter that knows what comes next, and tells it now and then."""
     know = right(WORDS)
 
@@ -123,7 +122,7 @@ def telling(says: Callable[[Want], bool]) -> Script:
 
 def test_not_where_another_drafter_had_the_word() -> None:
     """In the round before: it most likely has it again."""
-    engine, drafter = opened(telling(lambda want: True))
+    engine, drafter = opened(told(lambda want: True))
     asked = request(PROMPT, draft_max=3, max_tokens=20, drafters=("script", "model"))
     assert run(engine, asked).tokens == expected(WORDS, asked, N_CTX)[0]
     assert drafter.n_read_on == 0
@@ -131,36 +130,13 @@ def test_not_where_another_drafter_had_the_word() -> None:
 
 def test_a_drafter_that_is_not_asked_after_all() -> None:
     """What was read for nothing is of no use later, nor is it done where nobody asked before."""
-    engine, drafter = opened(telling(lambda want: len(want.ids) % 4 == 3), draft=WORDS)
+    engine, drafter = opened(told(lambda want: len(want.ids) % 4 == 0), draft=WORDS)
     asked = request(PROMPT, draft_max=1, max_tokens=41, drafters=("script", "model"))
     outcome = run(engine, asked)
     assert outcome.tokens == expected(WORDS, asked, N_CTX)[0]
     assert outcome.stats.acceptance == 1.0  # an old row would give an old draft
-    drafted = {name: source.drafted for name, source in outcome.stats.by_source.items()}
-    assert drafted == {"model": len(drafter.decodes), "script": drafter.n_read_on}
-    assert drafter.n_read_on > 5
-
-
-def test_what_it_takes_is_the_drafters_but_for_what_was_done_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(tick=0.0)
-    monkeypatch.setattr(propose_module, "time", clock)
-    seen: list[tuple[int, float]] = []
-
-    def silent(want: Want) -> bool:
-        clock.advance(0.0625)
-        return False
-
-    def observe(name: str, n_looks: int, seconds: float, *_: int) -> None:
-        seen.append((n_looks, seconds))
-
-    more = {"cost": lambda n_tokens: 0.25, "on_decode": clock.advance}
-    engine, drafter = opened(telling(silent), draft=WORDS, **more)
-    monkeypatch.setattr(engine.scheduler, "observe_draft", observe)
-    run(engine, request(PROMPT, draft_max=2, max_tokens=13, drafters=("script", "model")))
-    assert drafter.n_read_on == 3
-    assert seen == [(2, 0.5)] * 4
+    n_proposals = outcome.stats.by_source["model"].drafted
+    assert n_proposals == len(drafter.decodes) > drafter.n_read_on > 0
 
 
 def test_not_where_the_next_proposal_is_ready() -> None:
