@@ -76,6 +76,7 @@ class Follower:
         """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
         if len(ids) >= self.backend.n_ctx_seq:
             return False
+        self._at_hand = None
         if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
             self.cache.truncate(key, len(ids) - 1)
         self._agreed[key] = len(ids)
