@@ -139,7 +139,6 @@ class Follower:
             beside: as of `able`.
         """
         if len(wants) == 1 and not beside and (row := self._row_at_hand(wants[0])) is not None:
-            self.cache.guard(wants[0].key, wants[0].ids)
             return [(wants[0], row)]
         able = self.able(wants, self.backend.n_batch, beside)
         if not able:

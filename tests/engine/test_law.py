@@ -101,22 +101,15 @@ def wrongness(request: Request, words: Language, make: Any) -> float:
 @pytest.mark.parametrize("sampling", [PLAIN, PENALISED], ids=["plain", "penalised"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(("length", "draft_max"), [(3, 1), (3, 2)])
-@pytest.mark.parametrize(("share", "answers_later"), [(0.5, False), (0.5, True), (1.0, False)])
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_sampled_drafts(
-    rule: str,
-    sampling: SamplingParams,
-    length: int,
-    draft_max: int,
-    share: float,
-    answers_later: bool,
-    rollback: Any,
+    rule: str, sampling: SamplingParams, length: int, draft_max: int, share: float, rollback: Any
 ) -> None:
     words = language(4, V, spread=1.0)
     draft = near(words, 5, share, V)
 
     def make() -> Engine:
-        fake = FakeModel(draft, n_vocab=V, rollback=rollback, answers_later=answers_later)
-        drafter = ModelDrafter(Follower(fake))
+        drafter = ModelDrafter(Follower(FakeModel(draft, n_vocab=V, rollback=rollback)))
         return Engine(FakeModel(words, n_vocab=V, rollback=rollback), [drafter])
 
     assert wrongness(asked(rule, sampling, length, draft_max), words, make) < 1e-12
