@@ -130,7 +130,7 @@ def load_draft(
         model.close()
         raise
     ids = (pair.shared_size, pair.differing_ids) if pair.compatible else ()
-    follower = Follower(context, *ids, one_by_one=context.kept_graphs == "latest")
+    follower = Follower(context, *ids, one_by_one=model.offloaded)
     return DraftModel(found.name, model, context, follower, pair)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +14,6 @@ from specllama.llama.cache import Backend, TokenCache
 from specllama.sampling.distribution import Distribution
 
 _FEW = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _AtHand:
-    """The logits behind so many ids of a sequence, until the next decode."""
-
-    key: int
-    length: int
-    row: NDArray[np.float32]
 
 
 class Follower:
@@ -48,7 +38,6 @@ class Follower:
         self._one_by_one = one_by_one
         self.cache = TokenCache(backend)
         self._agreed: dict[int, int] = {}
-        self._at_hand: _AtHand | None = None
         self._n_shared = backend.n_vocab if n_shared is None else n_shared
         self._never = np.array(sorted(never), np.int64)
 
@@ -59,7 +48,6 @@ class Follower:
 
     def begin(self, key: int, ids: Sequence[int]) -> None:
         """Before a new generation: hold what any sequence has of its prompt."""
-        self._at_hand = None
         if len(ids) < self.backend.n_ctx_seq:
             self.cache.share_prefix(key, ids[:-1])
             self._agreed[key] = self.cache.length(key)
@@ -76,7 +64,6 @@ class Follower:
         """Hold nothing but a proper prefix of the ids; False where the draft cannot read on."""
         if len(ids) >= self.backend.n_ctx_seq:
             return False
-        self._at_hand = None
         if self.cache.keep_prefix(key, ids, self._agreed.get(key, 0)) == len(ids):
             self.cache.truncate(key, len(ids) - 1)
         self._agreed[key] = len(ids)
@@ -138,60 +125,31 @@ class Follower:
         Args:
             beside: as of `able`.
         """
-        if len(wants) == 1 and not beside and (row := self._row_at_hand(wants[0])) is not None:
-            return [(wants[0], row)]
         able = self.able(wants, self.backend.n_batch, beside)
         if not able:
             return []
         if self._one_by_one and len(able) == 1:
-            self._read_singly(able[0].key, able[0].ids)
+            self._read_singly(able[0])
         pending = [want.ids[self.cache.length(want.key) :] for want in able]
         rows = self.decode([want.key for want in able], pending)
         for want in able:
             self.cache.guard(want.key, want.ids)
         return list(zip(able, rows, strict=True))
 
-    def read_on(self, key: int, ids: Sequence[int], meanwhile: Callable[[], None]) -> None:
-        """Read a sequence to its end before `read` asks for it, and do something else meanwhile."""
-        room = self.backend.n_batch
-        if not self._hold_prefix(key, ids) or len(ids) - self.cache.length(key) > room:
-            return meanwhile()
-        if not self.cache.make_room(len(ids) - self.cache.length(key), (key,)):
-            return meanwhile()
-        if self._one_by_one:
-            self._read_singly(key, ids)
-        (row,) = self.decode([key], [ids[self.cache.length(key) :]], meanwhile)
-        self._at_hand = _AtHand(key, len(ids), row)
-
-    def _row_at_hand(self, want: Want) -> NDArray[np.float32] | None:
-        """What `read_on` found out, where that was for this."""
-        found, length = self._at_hand, len(want.ids)
-        if found is None or (found.key, found.length) != (want.key, length):
-            return None
-        fits = self.backend.n_ctx_seq - length >= want.limit and self.has_room(want.limit)
-        return found.row if fits else None
-
-    def _read_singly(self, key: int, ids: Sequence[int]) -> None:
+    def _read_singly(self, want: Want) -> None:
         """Read all but the last of a few pending tokens."""
-        pending = ids[self.cache.length(key) : -1]
+        pending = want.ids[self.cache.length(want.key) : -1]
         if len(pending) <= _FEW:
             for token in pending:
-                self.decode([key], [[token]])
+                self.decode([want.key], [[token]])
 
     def decode(
-        self,
-        keys: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        meanwhile: Callable[[], None] | None = None,
+        self, keys: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> list[NDArray[np.float32]]:
         """Append tokens to sequences in one batch; the logits after the last token of each.
 
         Too much for one batch goes sequence by sequence.
-
-        Args:
-            meanwhile: see `Backend.decode`; of one sequence.
         """
-        self._at_hand = None
         if sum(map(len, tokens)) > self.backend.n_batch and len(keys) > 1:
             return [
                 self.decode([key], [run])[0].copy() for key, run in zip(keys, tokens, strict=True)
@@ -206,7 +164,7 @@ class Follower:
             positions += range(start, start + len(run))
             sequences += [(key,)] * len(run)
             outputs += [False] * (len(run) - 1) + [True]
-        rows = self.backend.decode(flat, positions, sequences, outputs, meanwhile)
+        rows = self.backend.decode(flat, positions, sequences, outputs)
         for key, run in zip(keys, tokens, strict=True):
             self.cache.record(key, run)
         return rows
@@ -245,13 +203,11 @@ class Follower:
 
     def forget(self) -> None:
         """Empty the cache."""
-        self._at_hand = None
         self.cache.clear()
         self._agreed.clear()
 
     def rewind(self, key: int, length: int) -> None:
         """Compare the cache with the ids again from `length` on; it may hold half a batch."""
-        self._at_hand = None
         self.cache.repair(key)
         self._agreed[key] = min(length, self._agreed.get(key, 0))
 

@@ -7,7 +7,7 @@ arXiv 2408.11850). Where it was right, the next proposal is there at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,13 +78,6 @@ class ModelDrafter(FollowingDrafter):
             return _Look(*best)
         law = self._follower.law(chain.want, row, path)
         return None if law is None else _Look(-1, law.highest, law)
-
-    def read_on(self, key: int, ids: Sequence[int], meanwhile: Callable[[], None]) -> None:
-        """Read what the ids have that the draft's cache lacks, where the next proposal needs it."""
-        if self._follower.backend.answers_later and not self.ready(key, ids):
-            self._follower.read_on(key, ids, meanwhile)
-        else:
-            meanwhile()
 
     def ready(self, key: int, ids: Sequence[int]) -> int:
         """How many tokens were drafted ahead that the ids have not proved wrong."""

@@ -111,10 +111,6 @@ class Drafter(ABC):
         """How many tokens the next proposal would begin with that were drafted ahead."""
         return 0
 
-    def read_on(self, key: int, ids: Sequence[int], meanwhile: Callable[[], None]) -> None:
-        """Do something while a device reads what `propose` will most likely want to be read."""
-        meanwhile()
-
     def go_ahead(self, proposals: Mapping[int, Sequence[int]], count: int) -> int:
         """Draft behind proposals while the target verifies them, for the case that all is accepted.
 

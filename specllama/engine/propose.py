@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.drafting.protocol import Drafter, Want
@@ -46,8 +46,7 @@ def propose(
     """The best proposal for every live sequence, empty where drafting does not pay.
 
     Free drafters with an idea are all asked; a drafter that costs is asked, the best one only,
-    where nothing free is expected to be better. Whether it is will most likely be as it was in the
-    round before, so its device goes to work on that before it is known.
+    where nothing free is expected to be better.
 
     Args:
         limits: what each sequence (by key) may draft now.
@@ -55,50 +54,17 @@ def propose(
     able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
     if not any(limits[live.key].depth for live in lives):
         scheduler.stay()
-    goals: dict[int, _Goal] = {}
-
-    def choose() -> None:
-        for live in able:
-            _overhear(live)
-            goals[live.key] = _Goal(live, limits[live.key], drafters, scheduler)
-        for drafter in drafters:
-            if drafter.free:
-                inspired = [goals[live.key] for live in able if _inspires(drafter, live)]
-                _ask(drafter, inspired, scheduler)
-
-    reader, read_s = _read_on(able, drafters, choose)
+    for live in able:
+        _overhear(live)
+    goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
+    for drafter in drafters:
+        if drafter.free:
+            _ask(drafter, [goals[live.key] for live in able if _inspires(drafter, live)], scheduler)
     for drafter in drafters:
         if not drafter.free:
-            users = [goals[live.key] for live in able if goals[live.key].prefers(drafter)]
-            _ask(drafter, users, scheduler, read_s if drafter is reader else 0.0)
+            users = [live for live in able if goals[live.key].prefers(drafter)]
+            _ask(drafter, [goals[live.key] for live in users], scheduler)
     return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
-
-
-def _read_on(
-    able: Sequence[Live], drafters: Sequence[Drafter], meanwhile: Callable[[], None]
-) -> tuple[Drafter | None, float]:
-    """Let a drafter read on that one sequence asked in the round before.
-
-    Returns:
-        The drafter, and the seconds that it took beyond what was done meanwhile.
-    """
-    asked = [drafter for drafter in drafters if len(able) == 1 and drafter.name == able[0].asked]
-    for live in able:
-        live.asked = ""
-    if not asked:
-        meanwhile()
-        return None, 0.0
-    inside_s = 0.0
-
-    def timed() -> None:
-        nonlocal inside_s
-        started = time.perf_counter()
-        meanwhile()
-        inside_s = time.perf_counter() - started
-
-    started = time.perf_counter()
-    asked[0].read_on(able[0].key, able[0].ids, timed)
-    return asked[0], time.perf_counter() - started - inside_s
 
 
 def _overhear(live: Live) -> None:
@@ -306,14 +272,8 @@ class _Goal:
         self.live.guesses.append(guess)
 
 
-def _ask(
-    drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler, read_s: float = 0.0
-) -> None:
-    """Let a drafter propose for its users; better proposals replace their plans.
-
-    Args:
-        read_s: what it took to read on before.
-    """
+def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None:
+    """Let a drafter propose for its users; better proposals replace their plans."""
     asked = []
     for goal in goals:
         policy = goal.policy(drafter)
@@ -327,11 +287,9 @@ def _ask(
         unread = max(drafter.unread(want.key, want.ids) for _, _, want in asked)
     started = time.perf_counter()
     proposals = drafter.propose([want for _, _, want in asked])
-    seconds = read_s + time.perf_counter() - started
+    seconds = time.perf_counter() - started
     draft_s: float | None = 0.0
     if not drafter.free:
-        for goal, _, _ in asked:
-            goal.live.asked = drafter.name
         looks = max(_looks(p, q) for (_, p, _), q in zip(asked, proposals, strict=True))
         ready = min(policy.ready for _, policy, _ in asked)
         scheduler.ahead.observe_ready(drafter.name, min(ready, looks), looks)

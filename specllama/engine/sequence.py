@@ -47,7 +47,6 @@ class Sequence:
         ids: prompt and emitted tokens; the last one is in no cache.
         drafters: those of the engine that may draft for it.
         dull: by drafter, how strong an idea has to be to be heard (`Drafter.idea`).
-        asked: the drafter with a model that was asked in the latest round, "" for none.
         guesses: of free drafters, for the next token, which were not verified.
         n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
@@ -73,7 +72,6 @@ class Sequence:
         self.account = account
         self.drafters = drafters
         self.dull: dict[str, float] = {}
-        self.asked = ""
         self.guesses: list[Guess] = []
         self.ids = list(request.ids)
         self.n_prompt = len(self.ids)
