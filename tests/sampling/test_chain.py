@@ -14,7 +14,6 @@ from specllama.sampling.chain import Sampler, logprob, top_logprobs
 from specllama.sampling.constraint import NothingAllowed
 from specllama.sampling.noise import SharedNoise
 from specllama.sampling.params import LARGEST, SamplingParams
-from specllama.sampling.rows import largest
 
 NEUTRAL = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
 
@@ -112,15 +111,6 @@ def test_temperature_0_takes_the_first_of_many_that_tie(top_k: int) -> None:
     logits[[700, 300, 500]] = 2.0
     law = Sampler(SamplingParams(temperature=0.0, top_k=top_k)).distribution(logits, [])
     assert law.ids.tolist() == [300]
-
-
-@given(
-    hnp.arrays(np.float32, st.integers(1, 3000), elements=st.floats(-20, 20, width=16)),
-    st.integers(1, 3000),
-)
-def test_largest_is_exact_with_ties(values: np.ndarray, count: int) -> None:
-    order = np.lexsort((np.arange(len(values)), -values))
-    np.testing.assert_array_equal(largest(values, count), np.sort(order[:count]))
 
 
 @pytest.mark.parametrize("params", [*SETTINGS, SamplingParams(repeat_penalty=1.2)], ids=str)
