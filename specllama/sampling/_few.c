@@ -81,7 +81,7 @@ static int open_row(Row *row, PyObject *array)
     row->length = row->view.len / (Py_ssize_t)sizeof(float);
     row->columns = row->length / BLOCK;
     row->maxima = NULL;
-    if (row->view.ndim == 1 && is_float32(row->view.format) && row->columns > 0) {
+    if (is_float32(row->view.format) && row->columns > 0) {
         row->maxima = PyMem_Malloc((size_t)row->columns * sizeof(float));
         if (!row->maxima) {
             close_row(row);

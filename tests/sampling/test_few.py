@@ -1,5 +1,6 @@
 """The law of a small top-k and the most probable token, compiled and in Python."""
 
+import ctypes
 import math
 import shutil
 import sysconfig
@@ -79,7 +80,7 @@ def check_few(logits: np.ndarray, params: SamplingParams) -> None:
 @given(
     hnp.arrays(
         np.float32,
-        st.integers(129, 2500),
+        st.integers(129, 9000),
         elements=st.sampled_from([0.0, 1.0, 1.5, 2.5, -3.0, -np.inf]),
         fill=st.sampled_from([0.0, -1.0]),
     ),
@@ -95,7 +96,7 @@ def test_a_few_candidates_with_ties_at_every_edge(
 @pytest.mark.parametrize(("n_more", "count"), [(0, 1), (38, 2)])
 def test_many_small_ones_count_in_what_top_p_measures(n_more: int, count: int) -> None:
     """The second has .055 of the first; each of the others .006, .23 in all."""
-    logits = np.full(1000, -20.0, np.float32)
+    logits = np.full(5000, -20.0, np.float32)
     logits[:2], logits[2 : 2 + n_more] = (0.0, -2.9), -5.1
     params = SamplingParams(top_p=0.8)
     check_few(logits, params)
@@ -110,10 +111,10 @@ def test_top_p_that_is_just_reached(top_p: float, count: int) -> None:
     assert law.ids.tolist() == [0, 1, 2, 3][:count]
 
 
-@given(st.integers(0, 1 << 32), FEW_SETTINGS, st.sampled_from([150, 700, 20_000]))
+@given(st.integers(0, 1 << 32), FEW_SETTINGS, st.sampled_from([150, 700, 9_000, 20_000]))
 def test_a_few_candidates_of_all_sizes(seed: int, params: SamplingParams, n_vocab: int) -> None:
     random = np.random.default_rng(seed)
-    logits = random.normal(random.normal(), 3.0, n_vocab).astype(np.float32)
+    logits = random.normal(random.choice([0.0, -900.0, 900.0]), 3.0, n_vocab).astype(np.float32)
     check_few(logits, params)
 
 
@@ -124,16 +125,28 @@ def test_min_p_is_compared_in_float32(seed: int, min_p: float) -> None:
     top = np.float32(random.normal(0.0, 20.0))
     bound = np.float32(top + np.float32(math.log(min_p)))
     below = np.nextafter(bound, np.float32(-np.inf))
-    logits = np.full(200, top - np.float32(30.0), np.float32)
+    logits = np.full(3000, top - np.float32(30.0), np.float32)
     logits[[3, 90, 7]] = top, bound, below
     for top_k in (40, 0):
         params = replace(NEUTRAL, min_p=min_p, top_k=top_k)
         assert Sampler(params).distribution(logits, []).ids.tolist() == [3, 90]
 
 
+@pytest.mark.skipif(not few.is_compiled(), reason="no C compiler")
+def test_arrays_of_numpy_and_of_ctypes_are_worked_on_in_c() -> None:
+    """Rows of llama.cpp are the latter, which name their type otherwise."""
+    made = np.arange(9000, dtype=np.float32)
+    borrowed = np.ctypeslib.as_array((ctypes.c_float * 9000)(*range(9000)))
+    for logits in (made, borrowed):
+        found = few._few.law(logits, 2, 1.0, -math.inf, 1.0)
+        assert found is not None and found[0] == [8998, 8999]
+        assert few._few.best(logits) is not None
+    assert few._few.best(made.astype(">f4")) is None
+
+
 def test_only_float32_is_read_as_such() -> None:
     """Other arrays are worked out in Python, not misread."""
-    logits = np.random.default_rng(3).normal(0.0, 3.0, 400).astype(np.float32)
+    logits = np.random.default_rng(3).normal(0.0, 3.0, 9000).astype(np.float32)
     law = Sampler(SamplingParams()).distribution(logits, [])
     wide = logits.astype(np.float64)
     assert Sampler(SamplingParams()).distribution(wide, []).lists == law.lists
@@ -143,15 +156,15 @@ def test_only_float32_is_read_as_such() -> None:
 
 
 def test_a_row_with_gaps_between_its_values() -> None:
-    pairs = np.random.default_rng(4).normal(0.0, 3.0, (400, 2)).astype(np.float32)
+    pairs = np.random.default_rng(4).normal(0.0, 3.0, (9000, 2)).astype(np.float32)
     assert few.best(pairs[:, 0])[0] == few.best(pairs[:, 0].copy())[0]
     check_few(pairs[:, 0], SamplingParams())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("place", [0, 63, 300, 999])
+@pytest.mark.parametrize("place", [0, 63, 300, 8999])
 def test_broken_rows_are_told(bad: float, place: int) -> None:
-    logits = np.random.default_rng(1).normal(0.0, 2.0, 1000).astype(np.float32)
+    logits = np.random.default_rng(1).normal(0.0, 2.0, 9000).astype(np.float32)
     logits[place] = bad
     for params in (SamplingParams(), SamplingParams(top_k=2, min_p=0.0)):
         with pytest.raises(EngineError, match="No token can be chosen"):
@@ -159,7 +172,7 @@ def test_broken_rows_are_told(bad: float, place: int) -> None:
     with pytest.raises(EngineError, match="No token can be chosen"):
         few.best(logits)
     with pytest.raises(EngineError, match="No token can be chosen"):
-        few.best(np.full(1000, -np.inf, np.float32))
+        few.best(np.full(9000, -np.inf, np.float32))
 
 
 def test_so_many_equal_ones_that_the_compiled_part_gives_up() -> None:
@@ -190,7 +203,7 @@ def test_nothing_is_lost_in_thousands_of_laws() -> None:
     """References: each call gives back what it took."""
     import tracemalloc
 
-    logits = np.random.default_rng(2).normal(0.0, 3.0, 2000).astype(np.float32)
+    logits = np.random.default_rng(2).normal(0.0, 3.0, 9000).astype(np.float32)
     sampler = Sampler(SamplingParams())
     sampler.distribution(logits, []), few.best(logits)
     tracemalloc.start()
