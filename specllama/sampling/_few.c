@@ -13,17 +13,12 @@
 
 /* The layout of rows.py: columns of BLOCK values, so that their maxima are whole vectors. */
 #define BLOCK 64
-#define FEW 128  /* distribution.FEW */
-#define MOST 512 /* candidates beside equal logits at the edge */
+#define FEW 128      /* distribution.FEW */
 #define LEAST 1e-290 /* distribution.LEAST */
+#define MOST 512     /* candidates: top-k, and what shares their columns' edge */
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* Python's own flags are -O2 as a rule, where loops stay scalar */
-#endif
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_CPU
 #endif
 
 typedef struct {
@@ -40,7 +35,6 @@ typedef struct {
 } Row;
 
 /* The maxima of `columns` columns; true if a value is NaN. */
-FOR_EACH_CPU
 static bool find_maxima(const float *values, Py_ssize_t columns, float *restrict maxima)
 {
     int odd = 0;
