@@ -32,6 +32,7 @@ from specllama.engine.engine import Engine
 from specllama.llama.context import Context
 from specllama.options import VerifyName
 from specllama.text.chat import Message
+from specllama.verification import UNSEEDED
 
 QUEUEING_MS = 0.1
 BESIDE_MS = 0.3
@@ -296,7 +297,7 @@ def _arguments() -> argparse.Namespace:
     add("--graphs", choices=["sized", "latest"], default="sized",
         help="whether a graph of each size is kept, or that of the latest decode")  # fmt: skip
     add("--temp", type=float, default=0.8, help="temperature")
-    add("--verify", choices=get_args(VerifyName), default="block", help="rule of acceptance")
+    add("--verify", choices=get_args(VerifyName), default=UNSEEDED, help="rule of acceptance")
     add("--prompts", type=from_1, default=12,
         help="how many of the built-in prompts each arm is asked, of all kinds")  # fmt: skip
     add("--tokens", type=from_1, default=96, help="the most of a reply")

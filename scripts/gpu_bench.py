@@ -48,6 +48,7 @@ from specllama.llama.library import describe
 from specllama.llama.model import Model
 from specllama.llama.width import ConstantWidth
 from specllama.loading import EXACT_WIDTH
+from specllama.verification import UNSEEDED
 
 SCRIPTS = Path(__file__).parent
 PLAIN = "specllama, plain"
@@ -77,13 +78,13 @@ ON_ONE_CARD = 20e9
 def ours(engine: Engine) -> list[Peer]:
     """Our arms; lengths that nobody chose stand beside those the scheduler chooses."""
     tree = {"drafter": "tree", "verify": "coupled"}
-    fixed = {"drafter": "model", "adaptive": False, "verify": "block"}
+    fixed = {"drafter": "model", "adaptive": False, "verify": UNSEEDED}
     arms: dict[str, dict[str, Any]] = {
         PLAIN: {"drafter": "none"},
-        OURS: {"verify": "block"},
+        OURS: {"verify": UNSEEDED},
         "specllama, tree": tree,
         "specllama, seeded": {"verify": "coupled"},
-        "specllama, staged": {"drafter": "staged", "verify": "block"},
+        "specllama, staged": {"drafter": "staged", "verify": UNSEEDED},
         "specllama, suffix": {"drafter": "suffix+text"},
         "specllama, chain of 2": fixed | {"draft_max": 2},
         "specllama, chain of 3": fixed | {"draft_max": 3},

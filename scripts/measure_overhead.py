@@ -22,6 +22,7 @@ import numpy as np
 from measuring import PROMPTS, facts, median, print_facts, print_json
 
 from specllama import GenerationParams, ModelOptions, SamplingParams, SpeculativeDecoder
+from specllama.verification import UNSEEDED
 
 N_HELP = 7
 GREEDY = SamplingParams(temperature=0.0)
@@ -30,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain, sampled": {"drafter": "none", "logprobs": False},
     "same, logprobs": {"drafter": "none"},
     "draft, greedy": {"sampling": GREEDY, "logprobs": False},
-    "draft, block": {"verify": "block", "logprobs": False},
+    f"draft, {UNSEEDED}": {"verify": UNSEEDED, "logprobs": False},
     "draft, coupled": {"verify": "coupled", "logprobs": False},
 }
 

@@ -31,10 +31,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "specllama-setup.json"
 BUILD_OPTIONS = ROOT / "scripts" / "llama_build.cmake"
-COMPILED = ROOT / "specllama" / "sampling" / "_few.c"
 INPUTS = (
     ROOT / "pyproject.toml",
-    COMPILED,
+    ROOT / "specllama" / "sampling" / "_few.c",
     ROOT / "scripts" / "compile.py",
     Path(__file__).resolve(),
 )

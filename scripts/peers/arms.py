@@ -8,6 +8,7 @@ from peers.child import Child, Worker, has
 from peers.native import Program, Server
 from peers.ours import Engine, Ours
 from peers.protocol import Files, Peer, PeerError
+from specllama.verification import UNSEEDED
 
 BASELINE = "llama-server, plain"
 """What "plain llama.cpp" means: the same library, no drafts, none of this project's code."""
@@ -70,7 +71,7 @@ class Arms:
         peers: list[Peer] = [Ours("specllama, plain", engine, drafter="none")]
         if self.files.draft is not None:
             # a seed makes runs repeatable; what people get who give none is the sampling rule
-            peers.append(Ours(OURS, engine, verify="block"))
+            peers.append(Ours(OURS, engine, verify=UNSEEDED))
             peers.append(Ours("specllama, seeded", engine, verify="coupled"))
         peers.append(Ours("specllama, no draft model", engine, drafter="suffix+text"))
         return peers

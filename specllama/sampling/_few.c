@@ -64,32 +64,28 @@ static bool is_float32(const char *format)
     return format && strcmp(format + (format[0] == (PY_LITTLE_ENDIAN ? '<' : '>')), "f") == 0;
 }
 
-/* 1: opened; 0: not a row of float32 that can be worked on; -1: an exception. */
-static int open_row(Row *row, PyObject *array)
+/* Whether it is a row of float32 that can be worked on; `close_row` belongs to it then. */
+static bool open_row(Row *row, PyObject *array)
 {
     if (PyObject_GetBuffer(array, &row->view, PyBUF_ND | PyBUF_FORMAT) < 0) {
         PyErr_Clear(); /* there are gaps between its values */
-        return 0;
+        return false;
     }
     row->values = row->view.buf;
     row->length = row->view.len / (Py_ssize_t)sizeof(float);
     row->columns = row->length / BLOCK;
     row->maxima = NULL;
-    if (is_float32(row->view.format) && row->columns > 0) {
+    if (is_float32(row->view.format) && row->columns > 0)
         row->maxima = PyMem_Malloc((size_t)row->columns * sizeof(float));
-        if (!row->maxima) {
-            close_row(row);
-            PyErr_NoMemory();
-            return -1;
-        }
+    if (row->maxima) {
         bool odd = find_maxima(row->values, row->columns, row->maxima);
         for (Py_ssize_t i = row->columns * BLOCK; i < row->length; i++)
             odd |= row->values[i] != row->values[i];
         if (!odd)
-            return 1;
+            return true;
     }
     close_row(row);
-    return 0;
+    return false;
 }
 
 /* The `count`-th largest maximum: as many values of the row are no less. */
@@ -121,31 +117,31 @@ static void insert(Token *tokens, int n, Token token)
     tokens[n] = token;
 }
 
-/* All tokens with logits from `edge` on, falling; how many, -1 if they are more than MOST. */
-static int find_tokens(const Row *row, float edge, Token *tokens)
+/* The same for every `step`-th logit of a stretch that is no less than `edge`.
+
+   Returns how many tokens there are then, more than MOST if they do not fit. */
+static int insert_from(const Row *row, Py_ssize_t id, Py_ssize_t end, Py_ssize_t step, float edge,
+                       Token *tokens, int n)
 {
-    int n = 0;
-    for (Py_ssize_t j = 0; j < row->columns; j++) {
-        if (row->maxima[j] < edge)
+    for (; id < end && n <= MOST; id += step) {
+        if (row->values[id] < edge)
             continue;
-        for (int i = 0; i < BLOCK; i++) {
-            Token token = {row->values[i * row->columns + j], i * row->columns + j};
-            if (token.value < edge)
-                continue;
-            if (n == MOST)
-                return -1;
-            insert(tokens, n++, token);
-        }
-    }
-    for (Py_ssize_t i = row->columns * BLOCK; i < row->length; i++) {
-        Token token = {row->values[i], i};
-        if (token.value < edge)
-            continue;
-        if (n == MOST)
-            return -1;
-        insert(tokens, n++, token);
+        if (n < MOST)
+            insert(tokens, n, (Token){row->values[id], id});
+        n++;
     }
     return n;
+}
+
+/* All tokens with logits from `edge` on, falling; how many, more than MOST if they do not fit. */
+static int find_tokens(const Row *row, float edge, Token *tokens)
+{
+    Py_ssize_t cells = row->columns * BLOCK;
+    int n = 0;
+    for (Py_ssize_t j = 0; j < row->columns; j++)
+        if (row->maxima[j] >= edge)
+            n = insert_from(row, j, cells, row->columns, edge, tokens, n);
+    return insert_from(row, cells, row->length, 1, edge, tokens, n);
 }
 
 /* How many of `n` falling tokens min-p and top-p leave. */
@@ -225,17 +221,14 @@ static PyObject *law(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "Oidfd", &array, &top_k, &top_p, &log_min_p, &temperature))
         return NULL;
     Row row;
-    int opened = open_row(&row, array);
-    if (opened < 0)
-        return NULL;
-    if (opened == 0)
+    if (!open_row(&row, array))
         Py_RETURN_NONE;
     Token tokens[MOST];
-    int n = -1;
+    int n = 0;
     if (0 < top_k && top_k <= FEW && top_k <= row.columns)
         n = find_tokens(&row, edge_of(&row, top_k), tokens);
     close_row(&row);
-    if (n < 1 || !isfinite(tokens[0].value))
+    if (n < 1 || n > MOST || !isfinite(tokens[0].value))
         Py_RETURN_NONE;
     float top = tokens[0].value;
     n = count_kept(tokens, n < top_k ? n : top_k, top_p, log_min_p);
@@ -247,10 +240,7 @@ static PyObject *law(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *best(PyObject *Py_UNUSED(module), PyObject *array)
 {
     Row row;
-    int opened = open_row(&row, array);
-    if (opened < 0)
-        return NULL;
-    if (opened == 0)
+    if (!open_row(&row, array))
         Py_RETURN_NONE;
     Token token = {row.maxima[0], 0};
     for (Py_ssize_t j = 1; j < row.columns; j++)

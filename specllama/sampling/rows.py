@@ -43,7 +43,7 @@ def at_least_largest(values: NDArray[np.floating], count: int) -> IntArray:
 def about_largest(row: Row, count: int) -> IntArray:
     """Positions, rising, of the `count` largest values and of a few more that are cheap to find.
 
-    Two passes over the row in as few calls as possible: see `_law_of_few`.
+    Two passes over the row in as few calls as possible: see `few.LawOfFew`.
 
     Raises:
         EngineError: the largest value is not finite.
@@ -86,12 +86,14 @@ def _kth_largest(values: NDArray[np.floating], count: int) -> np.floating:
 
 @lru_cache(maxsize=8)
 def all_ids(count: int) -> IntArray:
+    """0, 1, ... count - 1; not to be changed."""
     ids = np.arange(count, dtype=np.int64)
     ids.setflags(write=False)
     return ids
 
 
 def check_finite(top: float) -> None:
+    """Raise EngineError where the largest logit of a row is NaN or infinite."""
     if not math.isfinite(top):
         raise EngineError(
             f"No token can be chosen: the largest logit is {top}.",

@@ -147,6 +147,10 @@ LOSSY_RULES: Mapping[str, Rule[Any]] = MappingProxyType(
 """Faster rules that change what the model says: only for those who ask for it."""
 
 
+UNSEEDED = "block"
+"""What "auto" is for chains where nobody gave a seed."""
+
+
 def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
     """The rule of that name; "auto" is coupled when the caller gave a seed, else block.
 
@@ -157,7 +161,7 @@ def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
         UsageError: no rule has that name, or it needs `lossy`.
     """
     if verify == "auto":
-        return RULES["coupled" if seeded else "block"]
+        return RULES["coupled" if seeded else UNSEEDED]
     if verify in RULES:
         return RULES[verify]
     if verify not in LOSSY_RULES:

@@ -281,6 +281,13 @@ def test_doctor_never_shows_the_token(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert "token             yes" in result.out
 
 
+def test_doctor_tells_where_nothing_was_compiled(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.sampling.few._few", None)
+    assert "laws              NumPy (no C compiler" in cli("doctor").out
+    monkeypatch.setattr("specllama.sampling.few._few", object())
+    assert "laws              compiled\n" in cli("doctor").out
+
+
 def test_doctor_survives_a_broken_home_and_cache(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
