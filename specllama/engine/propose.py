@@ -106,7 +106,7 @@ def draft_on(
 def _longest(live: Live, scheduler: Scheduler) -> int:
     """The most tokens in a row that a sequence is likely to draft."""
     most = live.request.draft_max
-    return scheduler.kept_length(most) if live.request.adaptive else most
+    return scheduler.kept.longest(most) if live.request.adaptive else most
 
 
 def _may_draft(live: Live) -> bool:
@@ -157,7 +157,7 @@ class _Goal:
         self._rate = max(rate, plain := scheduler.plain_rate())
         self.live.account.promised = 1.0 - plain / self._rate
         account, unread = self.live.account, best.unread(self.live.key, self.live.ids)
-        if scheduler.is_worth(rate, self._tokens_ahead()):
+        if scheduler.kept.is_worth(rate, self._tokens_ahead()):
             return best if scheduler.pays(which, best.name, account, unread) else None
         bears = scheduler.affordable(account, best.name, 1, 1, unread) > 0
         self._probing = scheduler.probe_due(which, may=bears)

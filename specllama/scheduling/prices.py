@@ -36,20 +36,21 @@ class RoundPrices:
     Attributes:
         costs: what is known of the machine.
         n_live: how many sequences share this round's batches.
+        age: rounds since a prompt was read.
     """
 
     def __init__(self, max_batch: int, *, kept_graphs: GraphsKept) -> None:
         self._kept_graphs = kept_graphs
         self.costs = Costs(kept_graphs=kept_graphs)
         self.n_live = 1
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._seen_from: dict[tuple[int, int], _Prices] = {}
         self._here = _Prices(1, 1)
         self._draft_s: dict[tuple[str, int], float] = {}
         self._worst_draft_s: dict[tuple[str, int], float] = {}
         self._priced = self._drafts_priced = self._plain_of = (0, 0)
         self._plain_s = 0.0
-        self._age = 0
+        self.age = 0
         self._dues_s = 0.0, 0.0
         self._there_and_back_s: dict[int, float] = {}
 
@@ -63,12 +64,12 @@ class RoundPrices:
             self._drafts_priced = drafts
             self._draft_s.clear()
             self._worst_draft_s.clear()
-        self._age += 1
+        self.age += 1
         if self.costs.behind_prompt:
-            self._age = 0
-            self._dues_s = self.costs.dues_s(self._plain_size)
+            self.age = 0
+            self._dues_s = self.costs.dues_s(self.plain_size)
         self._there_and_back_s.clear()
-        self._keep(self._plain_size)
+        self._keep(self.plain_size)
 
     def _keep(self, size: int) -> None:
         """Which size of decodes is kept from now on."""
@@ -88,8 +89,9 @@ class RoundPrices:
             self._here = here
 
     @property
-    def _plain_size(self) -> int:
-        return min(self.n_live, self._max_batch)
+    def plain_size(self) -> int:
+        """The size of decodes where nobody drafts."""
+        return min(self.n_live, self.max_batch)
 
     @property
     def knows_plain(self) -> bool:
@@ -97,7 +99,7 @@ class RoundPrices:
 
         Where changing the size costs, drafting is not given up just to measure it again.
         """
-        size = self._plain_size
+        size = self.plain_size
         busy = self.costs.switch_s > 0.0 and self.costs.size not in (0, size)
         return self.costs.known(size) and (busy or not self.costs.stale(size))
 
@@ -125,21 +127,21 @@ class RoundPrices:
 
     def _changing_s(self, size: int) -> float:
         """What a decode of that size pays now, and the way back, beyond what plain ones pay."""
-        costs, plain = self.costs, self._plain_size
+        costs, plain = self.costs, self.plain_size
         if not costs.switch_s:
             return 0.0
         back = costs.toll_s(plain, away=True) if size != plain else 0.0
-        return max(0.0, costs.change_s(size) + back - sum(self._dues_s[self._age :]))
+        return max(0.0, costs.change_s(size) + back - sum(self._dues_s[self.age :]))
 
     @property
     def _due_s(self) -> float:
         """What plain decoding from this prompt on would pay in this round for its size."""
-        return sum(self._dues_s[self._age : self._age + 1])
+        return sum(self._dues_s[self.age : self.age + 1])
 
     def _in_batches(self, n_tokens: int, decode_s: Callable[[int], float]) -> float:
-        full, rest = divmod(n_tokens, self._max_batch)
+        full, rest = divmod(n_tokens, self.max_batch)
         seconds = decode_s(rest) if rest else 0.0
-        return seconds + (full * decode_s(self._max_batch) if full else 0.0)
+        return seconds + (full * decode_s(self.max_batch) if full else 0.0)
 
     def _charged_s(self, n_tokens: int) -> float:
         size = self.padded(n_tokens)
@@ -176,7 +178,7 @@ class RoundPrices:
             return n_tokens
         # the size that is kept may never have been measured twice in a row
         sizes = costs.steady().keys() | {self._here.kept}
-        larger = [n for n in sizes if n_tokens < n <= self._max_batch]
+        larger = [n for n in sizes if n_tokens < n <= self.max_batch]
         if not larger:
             return n_tokens
         best = min(larger, key=lambda n: (self._at_size_s(n), n))

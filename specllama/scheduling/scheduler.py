@@ -7,10 +7,9 @@ bears should all of it be refused.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.drafting.shapes import FixedShape, PlannedShape, Shape, plan
@@ -18,10 +17,11 @@ from specllama.machine import GraphsKept
 from specllama.results import SpecStats
 from specllama.scheduling import outlook
 from specllama.scheduling.acceptance import Acceptance, Step
-from specllama.scheduling.account import USUAL_TOKENS, Account
+from specllama.scheduling.account import Account
 from specllama.scheduling.ahead import Ahead
 from specllama.scheduling.costs import FEW_UNREAD, Costs
 from specllama.scheduling.graphs import CHANGING
+from specllama.scheduling.kept_size import KeptSize
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
 from specllama.scheduling.prices import RoundPrices
@@ -44,11 +44,6 @@ _TREE_WIDTH = 4
 _OUTLOOK_AGE = 32
 _OUTLOOK_CHANGE = 0.05
 _OUTLOOK_TOKENS = 16
-_SIZE_AGE = 1024
-_FRESH_AGE = 64
-_WITHIN = 4
-_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-_NEARLY = 0.97
 _MATERIAL = 0.1
 _UNREAD_SHARE = 0.01
 
@@ -124,6 +119,7 @@ class Scheduler(RoundPrices):
 
     Attributes:
         ahead: what is drafted while the target is at work.
+        kept: the size of decodes that drafting keeps.
     """
 
     def __init__(self, max_batch: int = 1 << 30, *, kept_graphs: GraphsKept = "latest") -> None:
@@ -133,8 +129,7 @@ class Scheduler(RoundPrices):
         self._patience: dict[str, _Patience] = {}
         self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
         self._outlooks: dict[_Question, _View] = {}
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._size_patience: dict[int, int] = {}
+        self.kept = KeptSize(self)
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
@@ -148,7 +143,7 @@ class Scheduler(RoundPrices):
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
         self._price(n_live)
-        if not self._age:
+        if not self.age:
             self._drafts.clear()
         self._drafting_s, self._expected_s = 0.0, 0.0
         self._paying = False
@@ -209,7 +204,7 @@ class Scheduler(RoundPrices):
 
     def size_for(self, n_tokens: int) -> int:
         """The size of this round's decode: plain rounds are filled up only while drafting pays."""
-        return self.padded(n_tokens) if self._paying or n_tokens > self._plain_size else n_tokens
+        return self.padded(n_tokens) if self._paying or n_tokens > self.plain_size else n_tokens
 
     def undrafted_s(self) -> float:
         """Seconds of this round for a sequence that drafts nothing in it."""
@@ -259,14 +254,8 @@ class Scheduler(RoundPrices):
 
     def chain_outlook(self, name: str, which: str, limit: int) -> Outlook:
         """What chains of a drafter promise; looked at anew now and then."""
-        limit = self.kept_length(min(limit, _OUTLOOK_TOKENS))
+        limit = self.kept.longest(min(limit, _OUTLOOK_TOKENS))
         return self._cached((name, which, limit, 0), lambda: self._chain(name, which, limit))
-
-    def kept_length(self, most: int) -> int:
-        """The most tokens in a row; longer chains would leave the size that is kept."""
-        if not self.costs.switch_s:
-            return most
-        return min(most, max(1, self._drafting_size // self.n_live - 1))
 
     def _chain(self, name: str, which: str, limit: int) -> Outlook:
         batch = [self._asked_s(1 + n) for n in range(limit + 1)]
@@ -293,7 +282,7 @@ class Scheduler(RoundPrices):
         now, first = self.plain_s, self._of_kind(key[1]).at_depth(0)
         view = self._outlooks.get(key)
         if view is None or view.age >= _OUTLOOK_AGE or abs(first - view.first) > _OUTLOOK_CHANGE:
-            with self._settled(self._drafting_size):
+            with self._settled(self.kept.size):
                 view = self._outlooks[key] = _View(look(), now, first)
         view.age += 1
         if now == view.plain_s:
@@ -301,57 +290,27 @@ class Scheduler(RoundPrices):
         found = view.found
         return Outlook(found.tokens, found.seconds * now / view.plain_s, found.drafted)
 
-    @property
-    def _drafting_size(self) -> int:
-        """The size of decodes to keep while drafting, where changing it costs."""
-        return self._sizes.get(self.n_live, (self._plain_size, 0))[0]
-
     def settle_size(self, best_rate: Callable[[], float]) -> None:
-        """Choose which size of decodes to keep while drafting, where changing it costs.
-
-        It is chosen anew before a reply, ever more seldom, since trying all takes milliseconds.
+        """Choose which size of decodes to keep while drafting, see `KeptSize.settle`.
 
         Args:
             best_rate: of drafting, at the size being tried.
         """
-        before, age = self._sizes.get(self.n_live, (0, _SIZE_AGE))
-        self._sizes[self.n_live] = before, age + 1
-        patience = self._size_patience.get(self.n_live, _FRESH_AGE)
-        if not self.costs.switch_s or age < patience * (1 if not self._age else _WITHIN):
-            return
-        self._size_patience[self.n_live] = min(2 * patience, _SIZE_AGE)
 
-        def rate(size: int) -> float:
-            self._sizes[self.n_live] = size, 0
+        def rate() -> float:
             self._outlooks.clear()
             return best_rate()
 
-        sizes = [self.n_live * n for n in _SIZES if self.n_live * n <= self._max_batch]
-        sizes = sizes or [self._plain_size]
-        rates = {size: rate(size) for size in sizes}
-        enough = _NEARLY * max(rates.values())
-        best = min(size for size in sizes if rates[size] >= enough)  # little is lost when it fails
-        saved = USUAL_TOKENS * (1.0 / rates[before] - 1.0 / rates[best]) if before else math.inf
-        rate(best if saved > self.costs.toll_s(best, away=True) else before)
-
-    def is_worth(self, rate: float, n_tokens: int) -> bool:
-        """Whether so many tokens are made sooner at that rate of drafting than without drafts.
-
-        Args:
-            rate: tokens per second of each sequence, once the size of its decodes is kept.
-        """
-        saved = n_tokens * (self.plain_s - 1.0 / rate)
-        toll_s = self.costs.toll_s
-        return saved > toll_s(self._drafting_size) - toll_s(self._plain_size)
+        self.kept.settle(rate)
 
     def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
-        if not self.costs.known(self._plain_size):
+        if not self.costs.known(self.plain_size):
             return FixedShape(_FIRST_TREE)
         age, shape = self._plans.get((which, self.n_live), (0, None))
         if shape is None or age >= _PLAN_AGE:
             # a round that goes over to the kept size has a price of its own, below 0 perhaps
-            with self._settled(self._drafting_size):
+            with self._settled(self.kept.size):
                 topology = plan(
                     self._of_kind(which).by_rank(),
                     min(nodes, _PLAN_NODES),
@@ -371,7 +330,7 @@ class Scheduler(RoundPrices):
         Args:
             may: the budget bears it; the try is due all the same, and taken when it does.
         """
-        may = may and (not self._age or not self.costs.switch_s)
+        may = may and (not self.age or not self.costs.switch_s)
         if not self._patience.setdefault(which, _Patience()).is_over(1 + self._rested, may):
             return False
         self._of_kind(which).doubt()
@@ -384,7 +343,7 @@ class Scheduler(RoundPrices):
         """
         self._patience.pop(which, None)
         before = self._here.kept
-        for size in self._sizes_to_draft():
+        for size in self.kept.candidates():
             self._keep(size)
             if self.affordable(account, name, 1, 1, n_unread):
                 self._paying = True
@@ -392,23 +351,12 @@ class Scheduler(RoundPrices):
         self._keep(before)
         return False
 
-    def _sizes_to_draft(self) -> Iterator[int]:
-        """The size to keep; also one beside it where the kept one would be captured now.
-
-        A capture is the dearest part of a change, and sizes that take turns need none: drafting
-        can go on until the budget bears it.
-        """
-        kept, step = self._drafting_size, self.n_live
-        yield kept
-        if self.costs.switch_s and self.costs.captures(kept):
-            yield kept - step if kept - step > self._plain_size else kept + step
-
     def stay(self) -> None:
         """Nobody can draft in this round, and not for want of gain: keep the size all the same."""
         self._may_rest = False
-        if self.costs.switch_s and self.costs.size == self._drafting_size:
+        if self.costs.switch_s and self.costs.size == self.kept.size:
             self._paying = True
-            self._keep(self._drafting_size)
+            self._keep(self.kept.size)
 
     # what came of it
 
@@ -445,7 +393,7 @@ class Scheduler(RoundPrices):
     def _is_settled(self, name: str) -> bool:
         """Whether a drafter has drafted often enough behind the prompt to take its usual time."""
         n_dear = CHANGING if self._kept_graphs != "none" else 0
-        return self._age > 0 and self._drafts[name] > n_dear
+        return self.age > 0 and self._drafts[name] > n_dear
 
     def overran(self, n_tokens: int) -> None:
         """Drafting ahead took longer than the decode of so many tokens: its own is not known."""
@@ -485,7 +433,7 @@ class Scheduler(RoundPrices):
         self._compare(seconds, shares)
         self._overhead.observe(propose_s - self._drafting_s)
         self._settle_in(shares)
-        if not self.costs.known(self._plain_size):
+        if not self.costs.known(self.plain_size):
             return
         plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)

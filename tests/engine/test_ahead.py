@@ -119,7 +119,7 @@ def test_no_further_than_the_kept_size_can_use(adaptive: bool, count: int) -> No
     engine, drafter = opened(WORDS, 99)
     engine.scheduler.recall(CARD)
     engine.scheduler.begin(1)
-    engine.scheduler.settle_size(lambda: 2.0 if engine.scheduler._drafting_size == 3 else 1.0)
+    engine.scheduler.settle_size(lambda: 2.0 if engine.scheduler.kept.size == 3 else 1.0)
     run(engine, request(PROMPT, draft_max=6, max_tokens=20, adaptive=adaptive))
     assert {count for _, count, _ in drafter.log.ahead} == {count}
 

@@ -106,7 +106,7 @@ def keeping(size: int, **settings: Any) -> Engine:
     known = made.scheduler
     known.recall(GRAPHS)
     known.begin(1)
-    known.settle_size(lambda: 2.0 if known._drafting_size == size else 1.0)
+    known.settle_size(lambda: 2.0 if known.kept.size == size else 1.0)
     return made
 
 
@@ -267,7 +267,7 @@ def drafted(
     known = made.scheduler
     known.recall(LARGE)
     known.begin(1)
-    known.settle_size(lambda: 2.0 if known._drafting_size == 3 else 1.0)
+    known.settle_size(lambda: 2.0 if known.kept.size == 3 else 1.0)
     start = clock.now
     settings = {"adaptive": True, "max_tokens": 96, "is_end": lambda token: False}
     live = made.add(request([1], drafters=("script",), draft_max=2, **settings))

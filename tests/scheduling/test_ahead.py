@@ -10,7 +10,7 @@ from specllama.scheduling.ahead import _LESS, _RETRY, _SHADOW
 from specllama.scheduling.policy import Policy, Stopping
 from specllama.scheduling.scheduler import Bet, Scheduler, Share
 from specllama.scheduling.table import CostTable
-from tests.scheduling.test_estimates import chain, scheduler
+from tests.scheduling.machines import chain, scheduler
 
 TARGET_S = 0.01
 LOOK_S = 0.001

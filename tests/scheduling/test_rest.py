@@ -11,7 +11,7 @@ from specllama.results import SpecStats
 from specllama.scheduling.account import Account
 from specllama.scheduling.scheduler import Bet, Scheduler, Share
 from specllama.scheduling.table import CostTable
-from tests.scheduling.test_estimates import graphs
+from tests.scheduling.machines import graphs
 
 PLAIN_S = 0.01
 REST = 15
