@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -24,6 +24,7 @@ from specllama.cli.generate_stream import (
     follow,
     write_token,
 )
+from specllama.cli.keys import unechoed
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
 from specllama.cli.repl_lines import Entry, Pipe
@@ -54,10 +55,10 @@ def chat(
     plain text.
     """
     run = model_flags.resolve(flags)
-    with Meter() as meter:
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    with unechoed() if interactive else nullcontext(), Meter() as meter:
         decoder = model_flags.open_decoder(run, meter.update)
     with decoder:
-        interactive = sys.stdin.isatty() and sys.stdout.isatty()
         show_stats = sys.stderr.isatty() if stats is None else stats
         conversation = Chat(
             decoder, run, show_stats=show_stats, explain=explain, interactive=interactive
@@ -225,27 +226,20 @@ class Chat:
         return f"drafting on: {' + '.join(names) or 'no draft model'}, up to {length} tokens"
 
     def _play(self, shown: _Shown, start: Start) -> Generation:
-        with self._keys_unechoed():
-            generation = follow(start, shown.token)
+        generation = follow(start, shown.token)
         if generation.finish_reason == "cancelled":
             shown.stopped()
         return generation
 
-    def _keys_unechoed(self) -> AbstractContextManager[None]:
-        if not self._interactive:
-            return nullcontext()
-        from specllama.cli.repl import unechoed
-
-        return unechoed()
-
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Whatever goes wrong is said, and the chat goes on.
+        """Whatever goes wrong is said, and the chat goes on; keys pressed meanwhile wait.
 
         A closed stdout ends it, and so does Ctrl-C where nobody sits at a prompt.
         """
         try:
-            yield
+            with unechoed() if self._interactive else nullcontext():
+                yield
         except BrokenPipeError:
             raise
         except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from specllama.cli.keys import echoed
 from specllama.errors import UsageError
 
 if TYPE_CHECKING:
@@ -213,9 +214,10 @@ class Output:
 
     def ask(self, prompt: str) -> str:
         """One line typed by the person; the prompt goes to stderr. Only when `interactive`."""
-        _put(sys.stderr, printable(prompt))
-        sys.stderr.flush()
-        answer = sys.stdin.readline()
+        with echoed():
+            _put(sys.stderr, printable(prompt))
+            sys.stderr.flush()
+            answer = sys.stdin.readline()
         if not answer:
             raise EOFError
         return answer.rstrip("\n")

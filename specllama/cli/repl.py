@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -21,6 +20,7 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, Output
 
+from specllama.cli.keys import echoed
 from specllama.cli.model_flags import decode_text
 from specllama.cli.output import out
 from specllama.cli.repl_completion import ChatCompleter
@@ -129,7 +129,8 @@ def edited(text: str) -> str:
         file = Path(folder) / "message.md"
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
-            subprocess.run([*shlex.split(command), str(file)], check=True)
+            with echoed():
+                subprocess.run([*shlex.split(command), str(file)], check=True)
             data = file.read_bytes()
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise UsageError(f"The editor {command!r} failed.", "Set EDITOR to another.") from error
@@ -143,26 +144,3 @@ def _text_of(data: bytes) -> str:
     except UsageError:
         out.warn("The editor did not save UTF-8 text; it was read as Latin-1.")
         return decode_text(data.decode("latin-1").encode(), "The text")
-
-
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """Keys pressed meanwhile do not show between the words of a reply; they come at the prompt.
-
-    Ctrl-C stays a signal, and Enter stays Enter (a terminal's own line editing makes it Ctrl-J).
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    silent = [*before]
-    silent[0] &= ~termios.ICRNL
-    silent[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
