@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -64,6 +65,7 @@ def download(
     same command. The paths are printed on stdout, one a line.
     """
     from specllama.cli import settings
+    from specllama.hub.resolve import is_offline
 
     how = _How(
         files=tuple(files or ()),
@@ -73,14 +75,14 @@ def download(
         local_dir=local_dir,
         force=force,
         token=token,
-        offline=settings.load({"offline": offline or None})["offline"],
+        offline=is_offline(settings.load({"offline": offline or None})["offline"]),
         dry_run=dry_run,
     )
     wanted = _wanted(model, draft)
     if list_:
-        _list(_repository(wanted[0].name), how)
+        _list(_repository(wanted[0]), how)
         return
-    fetched = [_get(part, how) for part in wanted]
+    fetched = _fetch([_prepared(wanted[0], how), *(_prepared(d, how.of_draft) for d in wanted[1:])])
     for part in fetched:
         for path in part.paths:
             out.line(str(path))
@@ -106,6 +108,11 @@ class _How:
     dry_run: bool = False
 
     @property
+    def of_draft(self) -> _How:
+        """The same for a draft, which is told by its own name alone."""
+        return replace(self, files=(), include=(), exclude=(), revision="main")
+
+    @property
     def names_files(self) -> bool:
         """Whether files were chosen by name instead of a quantisation."""
         return bool(self.files or self.include or self.exclude)
@@ -123,30 +130,21 @@ class _How:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One model to fetch: as people named it, and the reference behind that."""
-
-    name: str
-    is_shipped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What came of it."""
+    """What came of a model: where it is, and what JSON says of it."""
 
     name: str
     paths: tuple[Path, ...]
     data: dict[str, Any]
 
 
-def _wanted(model: str, draft: str | None) -> list[_Part]:
+def _wanted(model: str, draft: str | None) -> list[str]:
     """The models a command line asks for: a catalogue name means a target and its draft."""
     from specllama.hub import catalogue
 
     pair: KnownPair | None = catalogue.pairs().get(model)
     guess = draft or (pair.draft_name if pair else None)
-    names = [model, guess] if guess and guess != "none" else [model]
-    return [_Part(name, _is_shipped(name)) for name in names]
+    return [model, guess] if guess and guess != "none" else [model]
 
 
 def _is_shipped(name: str) -> bool:
@@ -171,33 +169,65 @@ def _repository(name: str) -> Reference:
     return reference
 
 
-def _get(part: _Part, how: _How) -> _Fetched:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A model whose files are chosen and not fetched yet."""
+
+    name: str
+    downloader: Downloader
+    listing: Listing
+    names: list[str]
+    how: _How
+
+    def run(self) -> _Fetched:
+        plan = self.downloader.plan(self.listing, self.names)
+        if self.how.dry_run:
+            return _planned(self.name, plan)
+        try:
+            with _Bars(plan) as bars:
+                paths = self.downloader.fetch(self.listing, self.names, bars.update)
+        except KeyboardInterrupt:
+            out.status("Stopped. The same command continues the download.")
+            raise
+        return _done(self.name, paths)
+
+
+def _prepared(name: str, how: _How) -> _Job | _Fetched:
+    """What is to do for a model; already done where it is built in, or offline."""
     from specllama.hub.resolve import locate
 
-    if part.is_shipped:
-        return _done(part.name, [locate(part.name)], shipped=True)
-    reference = _repository(part.name)
+    if _is_shipped(name):
+        return _done(name, [locate(name)], shipped=True)
+    reference = _repository(name)
     if how.offline:
-        return _done(str(reference), _cached(reference))
+        return _done(str(reference), _cached(reference, how))
     downloader = how.downloader(reference.repo)
     with out.spinner(f"Listing {reference.repo}"):
         listing = downloader.listing()
-    names = _names(listing, reference, how)
-    if how.dry_run:
-        return _planned(str(reference), downloader.plan(listing, names))
-    try:
-        with _Bars(downloader.plan(listing, names)) as bars:
-            paths = downloader.fetch(listing, names, bars.update)
-    except KeyboardInterrupt:
-        out.status("Stopped. The same command continues the download.")
-        raise
-    return _done(str(reference), paths)
+    return _Job(str(reference), downloader, listing, _names(listing, reference, how), how)
 
 
-def _cached(reference: Reference) -> list[Path]:
+def _fetch(models: Sequence[_Job | _Fetched]) -> list[_Fetched]:
+    """Fetch what is to be fetched, once it is clear that no file would replace another's."""
+    jobs = [job for job in models if isinstance(job, _Job) and job.how.local_dir is not None]
+    files = Counter(name for job in jobs for name in job.names)
+    if twice := [name for name, count in files.items() if count > 1]:
+        raise UsageError(
+            f"Both models have a file {twice[0]}, and one folder holds only one.",
+            "Fetch them one after the other, each into a --local-dir of its own.",
+        )
+    return [model.run() if isinstance(model, _Job) else model for model in models]
+
+
+def _cached(reference: Reference, how: _How) -> list[Path]:
     from specllama.hub import cache
     from specllama.hub.resolve import not_cached_offline
 
+    if how.names_files or how.force or how.local_dir is not None or how.revision != "main":
+        raise UsageError(
+            "Offline, a model is found by its quantisation or file, in the cache and as it is.",
+            f"Write {reference.repo}:QUANT or {reference.repo}:FILE.gguf and no more.",
+        )
     found = cache.find(reference)
     if found is None:
         raise not_cached_offline(reference)
@@ -394,5 +424,4 @@ def pair_or_offer(
             question = f"{missing.message[:-1]}. Download it?"
             if not out.interactive or not out.confirm(question):
                 raise
-            for part in _wanted(missing.name, None):
-                _get(part, _How(offline=offline))
+            _fetch([_prepared(name, _How(offline=offline)) for name in _wanted(missing.name, None)])

@@ -133,8 +133,10 @@ class Downloader:
 
         Raises:
             HubError: not enough disk (before anything is fetched), or see `listing`.
+            UsageError: another file of that name is in `local_dir`.
         """
         plan = self.plan(listing, names)
+        self._check_free(plan)
         if plan.to_fetch > plan.free:
             raise HubError(
                 f"Need {_gb(plan.to_fetch)}, {_gb(plan.free)} free in {plan.folder}.",
@@ -145,6 +147,17 @@ class Downloader:
                 file.path.absolute() if file.path else self._fetch(listing, file, on_progress)
                 for file in plan.files
             ]
+
+    def _check_free(self, plan: Plan) -> None:
+        """Whether what is to be fetched replaces nothing that a person has in the folder."""
+        for file in plan.files:
+            if self._local_dir is None or self._force or file.path is not None:
+                continue
+            if (place := self._local_dir / file.name).exists():
+                raise UsageError(
+                    f"{place} is there, and it is not the file of {self.repo}.",
+                    "--force replaces it; or give another --local-dir.",
+                )
 
     def _planned(self, listing: Listing, name: str) -> PlannedFile:
         if name not in listing.files or _leads_elsewhere(name):

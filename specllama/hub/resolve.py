@@ -161,7 +161,7 @@ def _cached(model: str, name: str, *, offline: bool) -> Path:
         return cached.paths[0]
     if name == builtin.TARGET:
         builtin.target_path()
-    if offline or _hub_is_offline():
+    if is_offline(offline):
         raise not_cached_offline(reference)
     raise NotDownloaded(str(reference), name)
 
@@ -215,7 +215,8 @@ def _models_in(folder: Path) -> str:
     return f"Give a file in it: {', '.join(names)}." if names else "It holds no .gguf files."
 
 
-def _hub_is_offline() -> bool:
+def is_offline(asked: bool) -> bool:
+    """Whether to stay off the network: asked for here, or of huggingface_hub (HF_HUB_OFFLINE)."""
     from huggingface_hub import constants
 
-    return bool(constants.HF_HUB_OFFLINE)
+    return asked or bool(constants.HF_HUB_OFFLINE)

@@ -146,6 +146,47 @@ def test_local_dir(cli: Cli, stocked: StandIn, tmp_path: Path) -> None:
     assert not cache.folder().exists()
 
 
+def test_files_are_chosen_of_the_target_alone(cli: Cli, stocked: StandIn) -> None:
+    """A draft is told by its own name."""
+    draft = "user/draft-GGUF"
+    stocked.repos[draft] = {"d-Q4_K_M.gguf": stocked.repos[REPO]["m-Q4_K_M.gguf"] + b"d"}
+    for files in (["m-Q6_K.gguf"], ["--include", "*Q6*"]):
+        result = cli("download", REPO, *files, "--draft", draft)
+        assert result.out.splitlines() == [in_cache("m-Q6_K.gguf"), in_cache("d-Q4_K_M.gguf")]
+
+
+def test_a_draft_that_is_not_there_is_told_before_anything_is_fetched(
+    cli: Cli, stocked: StandIn
+) -> None:
+    assert cli("download", REPO, "--draft", "user/none").code == 1
+    assert stocked.downloads() == 0
+
+
+def test_no_file_of_a_folder_is_replaced_unasked(
+    cli: Cli, stocked: StandIn, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "m-Q4_K_M.gguf").write_bytes(b"mine")
+    result = cli("download", REPO, "--local-dir", str(here))
+    assert (result.code, result.out) == (2, "")
+    assert "is there, and it is not the file of" in result.err
+    assert (here / "m-Q4_K_M.gguf").read_bytes() == b"mine"
+    assert cli("download", REPO, "--local-dir", str(here), "--force").code == 0
+    assert (here / "m-Q4_K_M.gguf").read_bytes() == stocked.repos[REPO]["m-Q4_K_M.gguf"]
+
+
+def test_a_draft_never_replaces_its_target(cli: Cli, stocked: StandIn, tmp_path: Path) -> None:
+    """Both may be called ggml-model-Q4_K_M.gguf."""
+    same = "user/same-GGUF"
+    stocked.repos[same] = {"m-Q4_K_M.gguf": stocked.repos[REPO]["m-Q4_K_M.gguf"]}
+    result = cli("download", REPO, "--local-dir", str(tmp_path / "here"), "--draft", same)
+    assert result.code == 2
+    assert "Both models have a file m-Q4_K_M.gguf" in result.err
+    assert stocked.downloads() == 0
+    assert cli("download", REPO, "--draft", same).code == 0, "the cache keeps them apart"
+
+
 def test_force(cli: Cli, stocked: StandIn) -> None:
     for _ in range(2):
         cli("download", REPO)
@@ -243,6 +284,36 @@ def test_offline(cli: Cli, stocked: StandIn) -> None:
     )
     online = cli("download", REPO)
     assert cli("download", REPO, "--offline").out == online.out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["m-Q6_K.gguf"],
+        ["--include", "*.gguf"],
+        ["--exclude", "*Q8*"],
+        ["--revision", "other"],
+        ["--local-dir", "here"],
+        ["--force"],
+    ],
+)
+def test_offline_takes_what_is_there_as_it_is(cli: Cli, stocked: StandIn, more: list[str]) -> None:
+    """It must not pass another model's path for the file that was named."""
+    cli("download", REPO)
+    result = cli("download", REPO, *more, "--offline")
+    assert (result.code, result.out) == (2, "")
+    assert f"Write {REPO}:QUANT or {REPO}:FILE.gguf and no more." in result.err
+    assert cli("download", f"{REPO}:m-Q4_K_M.gguf", "--offline").code == 0
+
+
+def test_offline_as_hugging_face_has_it(
+    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = cli("download", REPO)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    stocked.broken = True
+    assert cli("download", REPO) == online
+    assert cli("download", REPO, "--list").code == 0
 
 
 def test_list_offline_asks_the_cache_alone(cli: Cli, stocked: StandIn) -> None:
