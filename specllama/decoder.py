@@ -457,6 +457,7 @@ class SpeculativeDecoder:
         if self._open is not None:
             self._open.close()
             self._open = None
+        self._engine.cancel_all()  # Ctrl-C may have come before a stream was known
 
     def calibration(self, prompts: Sequence[str] = ()) -> Calibration:
         """Measure what decodes cost here; run it to its end, or as far as you like, and finish it.

@@ -244,6 +244,8 @@ class Pool:
 
     def _check_open(self) -> None:
         """Before a prompt is read for nothing; it counts when the ticket enters."""
+        if not self._closing and not self._thread.is_alive():
+            raise PoolClosed("The pool's thread is not in this process.", "Fork before you pool.")
         with self._changed:
             if self._closing:
                 raise PoolClosed("The pool takes no more requests.")

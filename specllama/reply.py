@@ -104,7 +104,11 @@ class Reply:
             UsageError, ContextFull: see `Engine.add`.
         """
         self._live = self._engine.add(self._request(), on_prompt)
-        self._drafters.predict(self._live.key, self._asked.predicted)
+        try:
+            self._drafters.predict(self._live.key, self._asked.predicted)
+        except BaseException:
+            self._engine.cancel(self._live)
+            raise
 
     def _request(self) -> Request:
         params = self._asked.params
@@ -197,7 +201,9 @@ class Reply:
             SpecllamaError: it is still running.
         """
         if self._result is None:
-            raise SpecllamaError("The generation is still running.", "Iterate it to its end first.")
+            raise SpecllamaError(
+                "The generation is still running.", "Iterate it to its end, or close it."
+            )
         return self._result
 
     def _conclude(self, reason: FinishReason) -> None:

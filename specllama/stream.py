@@ -52,6 +52,7 @@ class Stream(Iterator[StreamEvent]):
         self._engine = engine
         self._reply = reply
         self._turn = turn
+        self._pulled = Turn()
         self._cancelled = False
         with turn:
             self._reply.begin(on_prompt)
@@ -61,19 +62,24 @@ class Stream(Iterator[StreamEvent]):
         return self
 
     def __next__(self) -> StreamEvent:
-        return next(self._events)
+        with self._pulled:
+            return next(self._events)
 
     def _run(self) -> Iterator[StreamEvent]:
         try:
             while not self._reply.ended:
-                if self._cancelled:
-                    yield from self._reply.end()
-                else:
-                    with self._turn:
-                        events = self._engine.step()
-                    yield from self._reply.take(events)
+                yield from self._reply.end() if self._cancelled else self._round()
         finally:  # whoever goes on may be another thread
             library.end_team()
+
+    def _round(self) -> list[StreamEvent]:
+        """One round of the engine; what it brought is kept if it fails, or is interrupted."""
+        with self._turn:
+            try:
+                return self._reply.take(self._engine.step())
+            except BaseException:
+                self._reply.end()
+                raise
 
     def cancel(self) -> None:
         """End the generation after the current round; safe from signal handlers and threads."""
@@ -83,7 +89,8 @@ class Stream(Iterator[StreamEvent]):
         """Stop now; the decoder can generate again, and `result` has what there is."""
         if not self._reply.ended:
             self._turn.check()
-        self._events.close()  # type: ignore[attr-defined]
+        with self._pulled:
+            self._events.close()  # type: ignore[attr-defined]
         self._reply.end()
 
     def finish(self) -> Generation:

@@ -23,7 +23,9 @@ from specllama import (
     SpeculativeDecoder,
     UsageError,
 )
+from specllama.errors import EngineError
 from specllama.llama.context import Context
+from specllama.stream import Stream
 
 pytestmark = pytest.mark.model
 
@@ -245,10 +247,48 @@ class TestInterruptions:
             list(stream)
         monkeypatch.undo()
         if stream is not None:
-            stream.close()
+            assert list(stream) == []
             assert stream.result.finish_reason == "cancelled"
             assert detokenised(decoder, stream.result.tokens) == stream.result.text
         assert decoder.generate(STORY, params(drafter="model")).tokens == plain
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_ctrl_c_while_a_stream_begins(
+        self,
+        decoder: SpeculativeDecoder,
+        plain: list[int],
+        monkeypatch: pytest.MonkeyPatch,
+        late: bool,
+    ) -> None:
+        """Nobody has the stream, and nobody could give its slot back."""
+        owner, name = (Stream, "__init__") if late else (decoder._drafters, "predict")
+        begin = getattr(owner, name)
+
+        def interrupted(*args: Any) -> None:
+            begin(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.stream(STORY, params())
+        monkeypatch.undo()
+        assert decoder.generate(STORY, params()).tokens == plain
+
+    def test_an_error_leaves_what_was_said(
+        self, decoder: SpeculativeDecoder, plain: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = decoder.stream(STORY, params(drafter="none"))
+        said = [next(stream).id for _ in range(3)]
+
+        def refusing(*args: Any) -> Any:
+            raise EngineError("llama.cpp refused.")
+
+        monkeypatch.setattr(decoder._target.context, "decode", refusing)
+        with pytest.raises(EngineError):
+            next(stream)
+        monkeypatch.undo()
+        assert (stream.result.tokens, stream.result.finish_reason) == (said, "cancelled")
+        assert decoder.generate(STORY, params()).tokens == plain
 
 
 class TestAtWork:
@@ -292,6 +332,30 @@ class TestAtWork:
         assert decoder.generate(STORY, params()).tokens == plain
         assert refusals
         assert all("at work" in str(error) for error in refusals)
+
+    def test_two_threads_of_one_stream(
+        self, decoder: SpeculativeDecoder, plain: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = decoder.stream(STORY, params())
+        take = stream._reply.take
+        refusals: list[str] = []
+
+        def called() -> None:
+            try:
+                next(stream)
+            except UsageError as error:
+                refusals.append(str(error))
+
+        def taking(events: Any) -> Any:
+            thread = threading.Thread(target=called)
+            thread.start()
+            thread.join()
+            return take(events)
+
+        monkeypatch.setattr(stream._reply, "take", taking)
+        assert stream.finish().tokens == plain
+        assert refusals
+        assert all("at work" in refusal for refusal in refusals)
 
     def test_closing_its_stream(self, decoder: SpeculativeDecoder) -> None:
         """From a callback; `cancel` is what ends it from there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -305,6 +306,20 @@ class TestClose:
             pool.close()
             with pytest.raises(PoolClosed):
                 pool.submit("abc")
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_forked_child_has_none(self) -> None:
+        """A child would wait for ever for a thread that it does not have."""
+        with pool_of(FakeDecoder()) as pool:
+            child = os.fork()
+            if child == 0:
+                try:
+                    pool.submit("abc")
+                except PoolClosed:
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
 
     def test_gives_the_decoder_back(self) -> None:
         decoder = FakeDecoder()

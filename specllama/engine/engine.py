@@ -513,6 +513,11 @@ class Engine:
             self._leave(live)
             self._events = [event for event in self._events if event.key != live.key]
 
+    def cancel_all(self) -> None:
+        """End whatever is alive."""
+        for live in list(self._live.values()):
+            self.cancel(live)
+
     def _repair(self, lives: Ids[Sequence]) -> None:
         """Back to the invariant: the caches hold a prefix of ids[:-1] and nothing else."""
         for slot in self._history:
