@@ -107,7 +107,9 @@ class ChatFormat(_Base):
             arguments = self._call.push(generation.text) + self._rest(self._call, generation)
             function = {"name": self._call.name, "arguments": arguments}
             call = {"id": self._call.id, "type": "function", "function": function}
-            message |= {"content": None, "tool_calls": [call]}
+            message["content"] = None
+            if self._call.name:  # else the reply ended before it was said whose arguments follow
+                message["tool_calls"] = [call]
         choice = {
             "index": 0,
             "message": message,

@@ -122,6 +122,8 @@ class TestOpenAI:
             "max_tokens": 60,
             "seed": 2,
         }
+        cut = client.chat.completions.create(**asked | {"max_tokens": 1}).choices[0]
+        assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
         choice = client.chat.completions.create(**asked).choices[0]
         assert choice.finish_reason == "tool_calls"
         (call,) = choice.message.tool_calls or []
