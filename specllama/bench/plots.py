@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 
+_FONTS = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "PingFang SC",
+    "Hiragino Sans", "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic",
+)  # fmt: skip
+"""matplotlib's own, and what systems have of Chinese, Japanese and Korean, to which it turns."""
+
 _LONGEST_KIND = 28
 """Characters of a kind's name: longer ones would leave no room for the chart."""
 _LONGEST_CAPTION = 150
@@ -109,12 +115,21 @@ def remove_all(folder: Path) -> None:
 @contextmanager
 def _names_as_they_are() -> Iterator[None]:
     """People's names of kinds may have dollar signs, which matplotlib takes for formulas, and
-    characters that its font lacks, of which it would warn; boxes stand for these."""
+    characters that all fonts here lack, of which it would warn; boxes stand for these."""
     import matplotlib
 
-    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
+    settings = {"text.parse_math": False, "font.family": _fonts()}
+    with warnings.catch_warnings(), matplotlib.rc_context(settings):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
+
+
+def _fonts() -> list[str]:
+    """Those of `_FONTS` that are installed; what one lacks is taken from the next."""
+    from matplotlib import font_manager
+
+    installed = {*font_manager.get_font_names()}
+    return [name for name in _FONTS if name in installed]
 
 
 def speedup(axes: Axes, report: Report) -> None:

@@ -324,6 +324,17 @@ def test_a_rule_that_changes_texts_is_told_in_the_charts(tmp_path: Path) -> None
             assert "furious (not exact)" in file.read_text(), file
 
 
+@pytest.mark.usefixtures("matplotlib")
+def test_charts_turn_to_the_fonts_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a name of a kind is Chinese; what is not installed would only be warned of."""
+    import matplotlib as mpl
+
+    names = ["Malgun Gothic", "Courier", "DejaVu Sans", "Noto Sans CJK SC"]
+    monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: names)
+    with plots._names_as_they_are():
+        assert mpl.rcParams["font.family"] == ["DejaVu Sans", "Noto Sans CJK SC", "Malgun Gothic"]
+
+
 def test_a_run_without_tokens_breaks_nothing() -> None:
     runs = [make_run(PLAIN, "e", blocks=[], rate=None), make_run(FAST, "e", blocks=[], rate=None)]
     empty = Report(FACTS, [PLAIN, FAST], runs)
