@@ -118,8 +118,10 @@ def _names_as_they_are() -> Iterator[None]:
     characters that all fonts here lack, of which it would warn; boxes stand for these."""
     import matplotlib
 
-    settings = {"text.parse_math": False, "font.family": _fonts()}
-    with warnings.catch_warnings(), matplotlib.rc_context(settings):
+    with (
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"text.parse_math": False, "font.family": _fonts()}),
+    ):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
 

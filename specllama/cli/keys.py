@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,8 +41,16 @@ def _edited_lines(*, on: bool) -> Iterator[None]:
     now = [*before]
     for place, flags in ((0, termios.ICRNL), (3, termios.ECHO | termios.ICANON)):
         now[place] = now[place] | flags if on else now[place] & ~flags
+
+    def put_back(signal_: int, _frame: object) -> None:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+        signal.signal(signal_, handler)
+        signal.raise_signal(signal_)
+
+    handler = signal.signal(signal.SIGTERM, put_back)  # else `timeout` would leave a mute terminal
     termios.tcsetattr(terminal, termios.TCSADRAIN, now)
     try:
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, handler)

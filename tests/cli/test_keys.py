@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import sys
 import termios
 from collections.abc import Iterator
@@ -61,6 +62,18 @@ def test_an_error_puts_back_what_was(terminal: int) -> None:
     before = termios.tcgetattr(_stdin())
     with pytest.raises(KeyboardInterrupt), unechoed():
         raise KeyboardInterrupt
+    assert termios.tcgetattr(_stdin()) == before
+
+
+def test_a_termination_puts_back_what_was(terminal: int) -> None:
+    """As `timeout` sends it, while a question is asked."""
+    before = termios.tcgetattr(_stdin())
+    child = os.fork()
+    if child == 0:
+        with unechoed(), echoed():
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
     assert termios.tcgetattr(_stdin()) == before
 
 
