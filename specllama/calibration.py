@@ -38,6 +38,7 @@ _LOOPS = 6
 _THREAD_BATCH = 8
 _STUCK = 20.0
 _QUICK_S = 1.0
+"""Sizes are looked at of which as many single tokens take no longer."""
 _FIRST_LOOKS = 4
 _TOKENS = 32
 _CLEARLY = 0.95
@@ -318,11 +319,13 @@ def first_look(target: Context, draft: Context | None) -> CostTable:
     most = min(target.n_batch, target.n_outputs)
     sizes = [size for size in (FIRST_SIZES if replays else FEW_SIZES) if size <= most]
     if replays:  # a kernel's first call, which loads it, says nothing of changing sizes
-        for size in sizes:
-            _decode(target, size, 0)
+        one = [_decode(target, 1, 0) for _ in range(2)][-1]
+        for size in sizes[1:]:
+            if size * one <= _QUICK_S:
+                _decode(target, size, 0)
         target.forget_graphs()
     for size in sizes:
-        if size > 1 and size * table.same[1] > _QUICK_S:  # as many single tokens would take
+        if size > 1 and size * table.same[1] > _QUICK_S:
             break
         first, second, *later = (_decode(target, size, 0) for _ in range(_FIRST_LOOKS))
         table.same[size] = min(later) if replays else min(first, second, *later)

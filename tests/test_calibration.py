@@ -352,7 +352,9 @@ def test_the_first_look_gives_up_where_tokens_take_long(
 ) -> None:
     """No size is looked at of which as many single tokens would take more than a second."""
     sizes = [size for size in (FIRST_SIZES if replays else FEW_SIZES) if size <= most]
-    assert list(look(monkeypatch, Device(plain=plain), replays=replays).same) == sizes
+    device = Device(plain=plain)
+    assert list(look(monkeypatch, device, replays=replays).same) == sizes
+    assert sorted({*device.asked}) == sizes, "nor is a kernel loaded for it"
 
 
 def test_the_fastest_thread_counts() -> None:
