@@ -237,7 +237,7 @@ def main() -> None:
     found = facts() | vars(args)
     print_facts(found)
     with tempfile.TemporaryDirectory() as kept:
-        os.environ["XDG_DATA_HOME"] = kept  # no cost of a card belongs to this machine
+        os.environ["SPECLLAMA_HOME"] = kept  # no cost of a card belongs to this machine
         found["arms"] = _measure(args, rounds, emulation.clock)
     if args.rounds:
         print("\n".join(rounds.lines()))

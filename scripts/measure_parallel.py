@@ -1,7 +1,7 @@
 """What several chats at once gain over one after another, and how long a newcomer waits.
 
     python scripts/measure_parallel.py                  # the built-in pair
-    python scripts/measure_parallel.py --target T.gguf --draft D.gguf --json
+    python scripts/measure_parallel.py --target T.gguf --draft D.gguf
 
 The arms take turns in one process (A B A B). The last line of stdout is JSON.
 """

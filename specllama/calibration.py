@@ -116,6 +116,7 @@ class Calibration:
         yield from _part(0.05, 0.40, "batches", self._sweep())
         yield from _part(0.40, 0.50, "threads", self._try_threads())
         yield from _part(0.50, 0.60, "drafting", self._draft_in_loop())
+        self._keep()  # what comes next may fail
         yield 0.60, "bit-exact range"
         self._find_exact_range()
         self._keep()

@@ -106,6 +106,7 @@ class KeptCosts:
             self.place = place_of(target, draft, options)
         except OSError as error:
             self.place, self.table = None, None
+            scheduler.recall(CostTable())
             return [f"No cost table is kept: {error.filename} cannot be read ({error.strerror})."]
         self.table, warning = tables().load(self.place)
         self._scheduler = scheduler

@@ -16,6 +16,7 @@ import pytest
 
 from specllama import Message, SpeculativeDecoder, calibration
 from specllama.calibration import FEW_SIZES, FIRST_SIZES, Threads
+from specllama.errors import OutOfMemory
 from specllama.kept_costs import place_of, tables
 from specllama.machine import GraphsKept
 from specllama.options import GenerationParams, ModelOptions
@@ -218,6 +219,35 @@ def test_calibration_that_cannot_be_kept_is_not_lost(small: Path, own_home: Path
         table = calibration.finish()
     assert table.how == "calibrated" and table.date
     assert calibration.trouble.startswith(f"The table is not kept: {own_home / 'costs'}: ")
+
+
+def test_calibration_that_fails_late_keeps_what_was_measured(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: object) -> None:
+        raise OutOfMemory("Not enough memory for a context.")
+
+    monkeypatch.setattr(calibration.Calibration, "_find_exact_range", failing)
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        measuring = decoder.calibration()
+        with pytest.raises(OutOfMemory):
+            list(measuring.run())
+        assert kept(small)["how"] == "calibrated"
+
+
+def test_nothing_of_one_pair_is_believed_of_a_file_that_cannot_be_read(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "draft.gguf")
+
+    with SpeculativeDecoder(small, options=OPTIONS) as decoder:
+        scheduler = decoder.engine.scheduler
+        assert scheduler.costs.known()
+        monkeypatch.setattr("specllama.kept_costs.place_of", unreadable)
+        told = decoder._costs.recall(scheduler, small, None, OPTIONS)
+        assert told == ["No cost table is kept: draft.gguf cannot be read (Permission denied)."]
+        assert not scheduler.costs.known()
 
 
 def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:

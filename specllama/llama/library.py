@@ -135,7 +135,7 @@ def _remember(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
 
 def recent_errors(count: int = 3) -> list[str]:
     """llama.cpp's latest error lines, oldest first."""
-    return [line for level, line in _log if level == _ERROR_LEVEL and line][-count:]
+    return [line for level, line in list(_log) if level == _ERROR_LEVEL and line][-count:]
 
 
 def forget_log() -> None:

@@ -282,7 +282,7 @@ def is_offloaded(gpu_layers: int, device: str | None) -> bool:
     """Whether such a model has weights on a device other than the CPU."""
     if gpu_layers == 0 or device == "CPU":
         return False
-    return any(not found["name"].startswith("CPU") for found in library.devices())
+    return bool(library.gpus())
 
 
 def _gpu(number: int) -> str:

@@ -63,9 +63,15 @@ class ConstantWidth(Context):
         decode = super().decode
         if not self.width or not tokens:
             return decode(tokens, positions, sequences, outputs, meanwhile)
-        first: Iterator[Decode] = iter([partial(decode, meanwhile=meanwhile)])
-        return decode_filled(
-            lambda *batch: next(first, decode)(*batch),
+        overran: list[bool] = []
+
+        def each(*batch: Any) -> list[Row]:
+            rows = partial(decode, meanwhile=None if overran else meanwhile)(*batch)
+            overran.append(self.overran)
+            return rows
+
+        rows = decode_filled(
+            each,
             self.truncate,
             self.width,
             tokens,
@@ -73,6 +79,8 @@ class ConstantWidth(Context):
             sequences,
             outputs,
         )
+        self.overran = overran[0]
+        return rows
 
 
 def decode_filled(

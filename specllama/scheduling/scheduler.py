@@ -124,21 +124,25 @@ class Scheduler(RoundPrices):
 
     def __init__(self, max_batch: int = 1 << 30, *, kept_graphs: GraphsKept = "latest") -> None:
         super().__init__(max_batch, kept_graphs=kept_graphs)
-        self._known: Mapping[str, dict[str, list[float]]] = {}
-        self._acceptance: dict[str, Acceptance] = {}
-        self._patience: dict[str, _Patience] = {}
-        self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
-        self._outlooks: dict[_Question, _View] = {}
-        self.kept = KeptSize(self)
+        self._begin_with({})
         self._overhead = Typical()
         self._drag = 1.0
         self._drafting_s = 0.0
         self._drafts: Counter[str] = Counter()
         self._expected_s: float | None = 0.0
         self._paying = False
-        self.ahead = Ahead(self)
         self._rest = self._rested = 0
         self._may_rest = False
+
+    def _begin_with(self, known: Mapping[str, dict[str, list[float]]]) -> None:
+        """Know no more of the drafters than this, by kind: other models may bear their names."""
+        self._known = known
+        self._acceptance: dict[str, Acceptance] = {}
+        self._patience: dict[str, _Patience] = {}
+        self._plans: dict[tuple[str, int], tuple[int, Shape]] = {}
+        self._outlooks: dict[_Question, _View] = {}
+        self.kept = KeptSize(self)
+        self.ahead = Ahead(self)
 
     def begin(self, n_live: int) -> None:
         """A round of so many sequences starts."""
@@ -179,9 +183,7 @@ class Scheduler(RoundPrices):
     def recall(self, table: CostTable) -> None:
         """Start from what earlier sessions measured."""
         self.costs = Costs(table, kept_graphs=self._kept_graphs)
-        self._known = table.acceptance
-        self._acceptance.clear()
-        self._outlooks.clear()
+        self._begin_with(table.acceptance)
         self._forget_prices()
 
     @property

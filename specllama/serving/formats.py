@@ -256,7 +256,8 @@ def timings(generation: Generation) -> Json:
     """llama.cpp's `timings`; the draft's figures only where something was drafted."""
     used, times, spec = generation.usage, generation.timings, generation.spec
     n_read = used.prompt_tokens - used.cached_tokens
-    prompt_s = n_read / times.prompt_tok_s if times.prompt_tok_s else 0.0
+    # the last token of a prompt is decoded in the first round
+    prompt_s = max(0, n_read - 1) / times.prompt_tok_s if times.prompt_tok_s else 0.0
     predicted_s = max(0.0, times.wall_s - times.ttft_s)
     figures: Json = {
         "cache_n": used.cached_tokens,

@@ -83,12 +83,20 @@ class TestOptions:
                 return model.offloaded
 
         assert not is_offloaded()
-        gpu = {"name": "CUDA0", "description": "as if"}
-        monkeypatch.setattr(library, "devices", lambda: [gpu, {"name": "CPU", "description": ""}])
+        monkeypatch.setattr(library, "gpus", lambda: ["CUDA0"])
         assert is_offloaded()
         assert is_offloaded(gpu_layers=10)
         assert not is_offloaded(gpu_layers=0)
         assert not is_offloaded(device="CPU")
+
+    def test_a_library_of_linear_algebra_is_no_gpu(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """ggml has a device "BLAS" on every Mac, and wherever it was built with OpenBLAS."""
+        both = [{"name": name, "description": ""} for name in ("BLAS", "CPU")]
+        monkeypatch.setattr(library, "devices", lambda: both)
+        with Model(path) as model:
+            assert not model.offloaded
 
     def test_progress(self, path: Path) -> None:
         shares: list[float] = []

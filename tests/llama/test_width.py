@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,9 @@ def test_something_is_done_beside_the_first_of_several_decodes(
     assert held == [WIDTH]
     assert np.array_equal(rows, expected)
     assert context.length(0) == size
+    context.drop(0)
+    context.decode(*batch, lambda: time.sleep(0.2))
+    assert context.overran, "also if decodes follow beside which nothing was done"
     context.drop(0)
     context.width = 0
     context.decode(*batch, lambda: held.append(context.length(0)))

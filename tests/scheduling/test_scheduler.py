@@ -25,7 +25,46 @@ from tests.scheduling.machines import (
 )
 
 
+class TestRecall:
+    """Another model may bear the name of the one before."""
+
+    def given_up(self) -> Scheduler:
+        known = graphs(good=3)
+        known.settle_size(lambda: 2.0 if known.kept.size == 4 else 1.0)
+        for _ in range(200):
+            known.probe_due("model, greedy")
+        known.planned_shape("model", "model, greedy", 8, 4)
+        known.ahead.observe_ready("model", 1, 1)
+        known.ahead.observe("model", 1, 1.0)
+        return known
+
+    def test_nothing_is_left_of_the_draft_before(self) -> None:
+        known, table = self.given_up(), graphs().table()
+        before = known.kept.size, known.planned_shape("model", "model, greedy", 8, 4)
+        fitting = known.ahead.fitting("model", 4, 1)
+        table.acceptance.clear()
+        known.recall(table)
+        known.begin(1)
+        new = Scheduler()
+        new.recall(table)
+        new.begin(1)
+        assert known.kept.size == new.kept.size != before[0]
+        assert known.ahead.ready_share("model") == 0.0
+        assert known.ahead.fitting("model", 4, 1) == new.ahead.fitting("model", 4, 1) != fitting
+        shape = new.planned_shape("model", "model, greedy", 8, 4)
+        assert known.planned_shape("model", "model, greedy", 8, 4) == shape != before[1]
+        assert chain(known) == chain(new)
+
+    def test_it_gets_its_own_tries(self) -> None:
+        known = self.given_up()
+        known.recall(graphs().table())
+        known.begin(1)
+        assert [known.probe_due("model, greedy") for _ in range(16)] == [False] * 15 + [True]
+
+
 class TestReplies:
+    """What changes when another text begins."""
+
     def test_what_drafting_promises_is_looked_at_anew(self) -> None:
         """Also where acceptance is no other than it was."""
         known = Scheduler()
@@ -35,8 +74,6 @@ class TestReplies:
         assert chain(known) is before
         known.open_account(100)
         assert chain(known) is not before
-
-    """What changes when another text begins."""
 
     def test_acceptance_fades_once(self) -> None:
         """However many pieces its prompt, or another's, is read in."""
