@@ -82,6 +82,10 @@ class FakeDecoder:
         yield self.engine
         self.is_lent = False
 
+    @property
+    def n_ctx(self) -> int:
+        return self.engine.n_ctx
+
     def reply(self, prompt: str | Sequence[int], params: GenerationParams | None = None) -> Reply:
         vocabulary: Any = Alphabet()
         ids = vocabulary.tokenize(prompt, special=True, add_bos=False)

@@ -13,7 +13,7 @@ import typer
 from specllama.cli import generate_batch, generate_beams, model_flags
 from specllama.cli.cost_view import Explain, say_why
 from specllama.cli.generate_prompt import whole_prompt
-from specllama.cli.generate_stats import stats_line
+from specllama.cli.generate_stats import cut_off, stats_line
 from specllama.cli.generate_stream import Meter, Start, follow, write_token
 from specllama.cli.model_flags import ModelFlags, Run, with_model_flags
 from specllama.cli.output import out
@@ -96,6 +96,8 @@ def generate(
             say_why(decoder.explain(generation.spec, run.params))
     if stats or sys.stderr.isatty():
         out.stats(stats_line(generation))
+    if generation.finish_reason == "context":
+        out.warn(cut_off(decoder.n_ctx))
     if generation.finish_reason == "cancelled":
         raise typer.Exit(130)
 

@@ -13,7 +13,7 @@ import typer
 from specllama.cli import model_flags
 from specllama.cli.batch_answers import Answer, Answers
 from specllama.cli.batch_lines import Line, params_of, prompt_of, read_lines
-from specllama.cli.generate_stats import count
+from specllama.cli.generate_stats import count, cut_off
 from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import Run
 from specllama.cli.output import out
@@ -85,7 +85,7 @@ def answer_all(
     with decoder:
         pool = Pool(decoder, max_queue=options.parallel)
         try:
-            batch = Batch(pool, run, answers, raw=raw)
+            batch = Batch(pool, run, answers, decoder.n_ctx, raw=raw)
             batch.work()
         finally:
             pool.close()
@@ -111,10 +111,11 @@ class Batch:
         cancelled: Ctrl-C was pressed; what was under way has no answer.
     """
 
-    def __init__(self, pool: Pool, run: Run, answers: Answers, *, raw: bool) -> None:
+    def __init__(self, pool: Pool, run: Run, answers: Answers, n_ctx: int, *, raw: bool) -> None:
         self._pool = pool
         self._run = run
         self._answers = answers
+        self._n_ctx = n_ctx
         self._raw = raw
         self._waiting = deque(answers.open)
         self._under_way: dict[int, tuple[Line, Ticket]] = {}
@@ -188,6 +189,8 @@ class Batch:
         except Exception as error:  # whatever it was, the other lines go on
             self._fail(line, error)
         else:
+            if generation.finish_reason == "context":
+                out.warn(f"Line {line.number}: {cut_off(self._n_ctx)}")
             self._answers.add(line, _answer(generation))
             self.n_answered += 1
 

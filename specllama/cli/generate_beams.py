@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specllama.cli import model_flags
+from specllama.cli.generate_stats import cut_off
 from specllama.cli.generate_stream import CtrlC, Meter
 from specllama.cli.model_flags import ModelFlags, Run
 from specllama.cli.output import out
@@ -130,6 +131,8 @@ def search(run: Run, params: BeamParams, text: str, *, raw: bool, stats: bool) -
             out.json(as_data(result, decoder, params))
         else:
             out.line(result.hypotheses[0].text)
+        if any(found.finish_reason == "context" for found in result.hypotheses):
+            out.warn(cut_off(decoder.n_ctx))
     if stats or sys.stderr.isatty():
         out.stats(_stats_line(result.stats))
 

@@ -33,6 +33,11 @@ def stats_line(generation: Generation, n_ctx: int | None = None) -> str:
     return " · ".join(parts)
 
 
+def cut_off(n_ctx: int) -> str:
+    """What is said of an answer that ended because the context is full."""
+    return f"The context is full ({n_ctx} tokens): the answer is cut off. -c gives a larger one."
+
+
 def context_used(generation: Generation) -> int:
     """Tokens of prompt and reply."""
     return generation.usage.prompt_tokens + generation.usage.completion_tokens

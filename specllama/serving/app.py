@@ -335,7 +335,10 @@ class Api:
             ids = vocabulary.tokenize(body.content, special=body.parse_special, add_bos=add_bos)
             if not body.with_pieces:
                 return ids
-            return [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in ids]
+            return [
+                {"id": token, "piece": _piece(vocabulary.piece(token, special=True))}
+                for token in ids
+            ]
 
         return await asyncio.to_thread(lambda: JSONResponse({"tokens": tokenized()}))
 

@@ -132,6 +132,7 @@ def merged(first: Flat, second: Flat, where: str) -> Flat:
     """What is valid under both."""
     first, second = _with_enum(first), _with_enum(second)
     _check_closed(first, second, where)
+    _check_places(first, second, where)
     whole = first | second
     for key in first.keys() & second.keys():
         whole[key] = _both(key, first[key], second[key], where)
@@ -159,6 +160,22 @@ def _check_closed(first: Flat, second: Flat, where: str) -> None:
                 raise Unservable(
                     where, f"additionalProperties rules out {min(foreign)!r} of a schema beside it"
                 )
+
+
+def _check_places(first: Flat, second: Flat, where: str) -> None:
+    """The items of one schema would have to rule over places that the other has schemas for."""
+    for one, other in ((first, second), (second, first)):
+        n_places, rest = _places(one)
+        if rest not in (True, {}) and _places(other)[0] > n_places:
+            raise Unservable(where, "items rules over places that a schema beside it tells apart")
+
+
+def _places(flat: Flat) -> tuple[int, Any]:
+    """How many places of an array have schemas of their own, and the schema of all others."""
+    items = flat.get("items", True)
+    if _is_list(items):  # up to draft 2019-09
+        return len(items), flat.get("additionalItems", True)
+    return len(flat.get("prefixItems", ())), items
 
 
 def _both(key: str, one: Any, other: Any, where: str) -> Any:
@@ -308,8 +325,17 @@ def _kinds(flat: Flat) -> set[str]:
 
 
 def written(value: Any) -> str:
-    """A value as JSON text; equal ones give equal text."""
+    """A value as JSON text; equal ones give equal text, also 1 and 1.0."""
     try:
-        return json.dumps(value, sort_keys=True, allow_nan=False, default=dict)
+        return json.dumps(_plain(value), sort_keys=True, allow_nan=False, default=dict)
     except (TypeError, ValueError):
         return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """The same with whole numbers as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if _is_list(value) else value

@@ -309,6 +309,16 @@ def test_ctrl_c_ends_with_the_text_so_far_the_figures_and_130(
     assert decoder.closed
 
 
+def test_an_answer_that_the_full_context_cut_off_is_told(
+    generate: Generate, decoder: FakeDecoder
+) -> None:
+    decoder.replies = [say("one two", finish="context")] * 2
+    result = generate("Hi")
+    assert (result.code, result.out) == (0, "one two\n")
+    assert "The context is full (8192 tokens): the answer is cut off." in result.err
+    assert json.loads(generate("Hi", "--json").out)["finish_reason"] == "context"
+
+
 def test_ctrl_c_while_the_prompt_is_read_ends_it(generate: Generate, decoder: FakeDecoder) -> None:
     decoder.replies = [say("one", interrupt_prompt=True)]
     assert generate("Hi") == Result(130, "", "")

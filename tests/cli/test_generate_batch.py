@@ -81,6 +81,14 @@ def test_an_answer_tells_how_it_came(batch: Command) -> None:
     assert (answer["verify"], answer["lossless"]) == ("coupled", True)
 
 
+def test_an_answer_that_the_full_context_cut_off_is_told(batch: Command) -> None:
+    result = batch([{"prompt": "abc"}, {"prompt": "b", "max_tokens": 600}])
+    assert [answer["finish_reason"] for answer in parsed(result)] == ["length", "context"]
+    assert result.code == 0
+    assert "Line 2: The context is full (400 tokens): the answer is cut off." in result.err
+    assert "Line 1" not in result.err
+
+
 def test_own_settings(batch: Command) -> None:
     stop = says("abc", 8)[3:5]
     lines = [

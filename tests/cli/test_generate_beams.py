@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -53,6 +53,17 @@ def test_the_best_answer_is_printed(decoder: Searching, capsys: pytest.CaptureFi
     ((messages, params),) = decoder.searches
     assert messages == [("system", "Be brief."), ("user", "Days?")]
     assert (params.width, params.n_best, params.max_tokens) == (3, None, 20)
+
+
+def test_an_answer_that_the_full_context_cut_off_is_told(
+    decoder: Searching, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "Days?", "--beams", "2"]) == 0
+    assert "context" not in capsys.readouterr().err
+    full = replace(FOUND, hypotheses=[replace(FOUND.hypotheses[0], finish_reason="context")])
+    monkeypatch.setattr(decoder, "beam_search", lambda *_: full)
+    assert run(["generate", "Days?", "--beams", "2"]) == 0
+    assert "The context is full (8192 tokens)" in capsys.readouterr().err
 
 
 def test_all_settings(decoder: Searching) -> None:

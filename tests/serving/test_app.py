@@ -214,6 +214,8 @@ def test_tokens_there_and_back(client: Client) -> None:
     assert back.json() == {"content": "hello world🦙"}
     pieces = client.post("/tokenize", {"content": "hello🦙", "with_pieces": True}).json()["tokens"]
     assert pieces[0] == {"id": 256, "piece": "hello"} and pieces[1]["piece"] == [0xF0]
+    (end,) = client.post("/tokenize", {"content": "</s>", "with_pieces": True}).json()["tokens"]
+    assert end["piece"] == "</s>", "as /detokenize has it"
     assert error_of(client.post("/detokenize", {"tokens": [9999]}))["param"] == "tokens"
 
 

@@ -321,6 +321,11 @@ REFUSED: list[tuple[Any, str]] = [
     ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no type is left"),
     ({"allOf": [{"properties": {"a": True}, "additionalProperties": False},
                 {"properties": {"b": True}}]}, "rules out 'b'"),
+    ({"type": "array", "items": {"type": "integer"},
+      "allOf": [{"prefixItems": [{"type": "null"}]}]}, "items rules over places"),
+    ({"allOf": [{"items": [{"type": "null"}], "additionalItems": {"type": "null"}},
+                {"items": [{"type": "null"}, {"type": "null"}]}]}, "items rules over places"),
+    ({"oneOf": [{"enum": [2, 1.0]}, {"const": 1}]}, "oneOf"),
     ({"type": "object", "properties": {"a": 5}}, "properties cannot be"),
     ({"anyOf": []}, "anyOf cannot be"),
 ]  # fmt: skip
