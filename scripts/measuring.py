@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import SpecllamaError
+from specllama.machine import cpu_name
 
 PROMPTS = (
     "The history of the lighthouse begins in antiquity, when fires were lit on hilltops to guide"
@@ -25,22 +26,13 @@ def facts() -> dict[str, Any]:
     """Date, machine, load and versions."""
     return {
         "date": date.today().isoformat(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
         "specllama": version("specllama"),
         "llama_cpp_python": version("llama-cpp-python"),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return ", ".join(sorted(names)) or platform.machine()
 
 
 def print_facts(found: dict[str, Any]) -> None:

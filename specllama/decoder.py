@@ -211,7 +211,7 @@ class SpeculativeDecoder:
         self._engine.drafters = self._drafters.all(loaded)
         files = self._target.model.path, loaded.model.path if loaded else None
         self.warnings += self._costs.recall(self._engine.scheduler, *files, self.options)
-        if self._costs.table is None and not self._engine.scheduler.costs.known():
+        if self._costs.table is None and not self._engine.scheduler.costs.measured():
             self._engine.forget()
             self._engine.scheduler.recall(
                 first_look(self._target.context, loaded.context if loaded else None)

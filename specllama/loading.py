@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 LoadProgress = Callable[[str, float], None]
 """(what is being loaded, share done 0..1)."""
 
-DEFAULT_CTX = 8192
 TREE_BRANCHES = 31
 LEAST_OUTPUTS = 64
 OUTPUTS_A_SLOT = 32
@@ -96,7 +95,7 @@ def load_target(
     try:
         if not model.can_generate:
             raise NotAModel(f"{found.name} is not a text generation model (an encoder?).")
-        n_ctx = options.n_ctx or min(model.n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
+        n_ctx = options.context_of(model.n_ctx_train)
         context = _target_context(model, options, n_ctx)
     except BaseException:
         model.close()

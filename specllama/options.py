@@ -47,6 +47,9 @@ DRAFTER_NAMES = (
     "tree",
     "staged-tree",
 )
+_MOST_CTX = 8192
+TREE_DRAFTERS = frozenset({"tree", "staged-tree"})
+"""Drafters that `GenerationParams.tree` gives the shape of."""
 AUTO_DRAFTERS = ("model", "suffix", "text", "store", "ngram")
 
 
@@ -118,6 +121,10 @@ class ModelOptions:
         _one_of("flash_attn", self.flash_attn, get_args(FlashAttention))
         _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
         _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
+
+    def context_of(self, n_trained: int | None) -> int:
+        """The context length of a model that was trained for so many tokens (see `n_ctx`)."""
+        return self.n_ctx or min(n_trained or _MOST_CTX, _MOST_CTX)
 
     def attention(self, offloaded: bool) -> dict[str, str]:
         """Flash attention and the KV cache's formats, as they take effect on a model.
@@ -263,6 +270,11 @@ class GenerationParams:
         if self.drafter == "none":
             return ()
         return AUTO_DRAFTERS if self.drafter == "auto" else tuple(self.drafter.split("+"))
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether one of them makes trees, which not every rule judges."""
+        return not TREE_DRAFTERS.isdisjoint(self.drafters())
 
     @property
     def has_text(self) -> bool:

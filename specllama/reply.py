@@ -20,9 +20,8 @@ from specllama.results import FinishReason, Generation, SpecStats, StreamEvent, 
 from specllama.sampling.constraint import Constraint
 from specllama.text.stream import TextStream
 from specllama.text.vocabulary import Vocabulary
-from specllama.verification import RULES, Rule, choose_rule
+from specllama.verification import Rule, choose_rule
 
-_TREES = frozenset({"tree", "staged-tree"})
 _TREE_NODES = 16
 _TREE_WIDTH = 4
 _TREE_DEPTH = 16
@@ -68,7 +67,9 @@ class Reply:
         self._vocabulary = vocabulary
         self._asked = asked
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
-        self._rule = _rule(params)
+        self._rule: Rule[Any] = choose_rule(
+            params.verify, params.seed is not None, params.lossy, trees=params.drafts_trees
+        )
         self._text = TextStream(vocabulary, asked.stops, at_start=asked.at_start)
         self._pieces: list[str] = []
         self._waiting: list[StreamEvent] = []
@@ -229,14 +230,6 @@ class Reply:
             guarantee=self._rule.promise(exact=self._engine.linear),
             lossless=self._rule.lossless,
         )
-
-
-def _rule(params: GenerationParams) -> Rule[Any]:
-    """The verification rule; left to us, trees that are not seeded get one that judges trees."""
-    seeded = params.seed is not None
-    if params.verify == "auto" and not seeded and not _TREES.isdisjoint(params.drafters()):
-        return RULES["greedy-one"]
-    return choose_rule(params.verify, seeded, params.lossy)
 
 
 def _shape(params: GenerationParams, rule: Rule[Any]) -> Shape | None:

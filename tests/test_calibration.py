@@ -59,7 +59,7 @@ def test_a_session_leaves_its_costs_to_the_next(small: Path) -> None:
     assert isinstance(same, dict)
     assert 0.0 < same["1"] < 10.0
     with SpeculativeDecoder(small, options=OPTIONS) as decoder:
-        assert decoder.engine.scheduler.costs.known()
+        assert decoder.engine.scheduler.costs.measured()
         assert not any("cost table" in warning for warning in decoder.warnings)
 
 
@@ -243,11 +243,11 @@ def test_nothing_of_one_pair_is_believed_of_a_file_that_cannot_be_read(
 
     with SpeculativeDecoder(small, options=OPTIONS) as decoder:
         scheduler = decoder.engine.scheduler
-        assert scheduler.costs.known()
+        assert scheduler.costs.measured()
         monkeypatch.setattr("specllama.kept_costs.place_of", unreadable)
         told = decoder._costs.recall(scheduler, small, None, OPTIONS)
         assert told == ["No cost table is kept: draft.gguf cannot be read (Permission denied)."]
-        assert not scheduler.costs.known()
+        assert not scheduler.costs.measured()
 
 
 def test_calibration_to_its_end(small: Path, draft_file: Path) -> None:

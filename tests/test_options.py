@@ -140,3 +140,8 @@ def test_whole_numbers_of_numpy_become_pythons(kind: Any) -> None:
 def test_stop_strings_may_come_from_anything() -> None:
     stops: Any = (text for text in ("a", "b"))
     assert GenerationParams(stop=stops).stop == ("a", "b")
+
+
+def test_the_context_is_the_models_own_up_to_8192() -> None:
+    assert [ModelOptions().context_of(n) for n in (2048, 131072, None)] == [2048, 8192, 8192]
+    assert ModelOptions(n_ctx=512).context_of(2048) == 512

@@ -15,12 +15,12 @@ from typing import Any
 from specllama.bench.facts import BUSY
 from specllama.bench.metrics import PERCENTILES, Difference, Ratio, calibration_error
 from specllama.bench.runner import Arm, Run
-from specllama.bench.suites import TREE_DRAFTERS
 from specllama.bench.summary import Summary, interval, summarise, verdicts
 from specllama.results import RELIABILITY_BINS, Forecast
 from specllama.scheduling.explain import Explanation
 from specllama.scheduling.table import CostTable
 from specllama.verification import choose_rule
+from specllama.whole_file import whole_file
 
 MAX_DIFFERENCES = 20
 """Differences written out in the Markdown; JSON has all."""
@@ -187,15 +187,14 @@ class Report:
         report = json.dumps(self.to_dict(with_runs=False), indent=2, ensure_ascii=False) + "\n"
         contents = (self.markdown(), report, "".join(lines), self.csv())
         for name, content in zip(FILES, contents, strict=True):
-            (folder / name).write_text(content, encoding="utf-8")
+            with whole_file(folder / name) as part:
+                part.write_text(content, encoding="utf-8")
         return [folder / name for name in FILES]
 
 
 def _unseeded_rule(arm: Arm) -> str:
     """What `auto` is where nobody gives a seed."""
-    if TREE_DRAFTERS & set(arm.params.drafters()):
-        return "greedy-one"
-    return choose_rule("auto", seeded=False).name
+    return choose_rule("auto", seeded=False, trees=arm.params.drafts_trees).name
 
 
 def _is_far(forecast: Forecast) -> bool:

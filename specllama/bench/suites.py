@@ -11,12 +11,9 @@ from typing import Any
 from specllama.bench.runner import Arm, Role
 from specllama.drafting.needs import WITH_DRAFT_MODEL
 from specllama.errors import UsageError
-from specllama.options import GenerationParams
+from specllama.options import TREE_DRAFTERS, GenerationParams
 
 PLAIN = "plain"
-
-TREE_DRAFTERS = frozenset({"tree", "staged-tree"})
-"""Drafters that `tree` gives the shape of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,10 @@ def check(
 
 def _memory(headers: list[Any], merged: Any) -> list[Memory]:
     """Of target and draft at the same context; the target decides where no length is set."""
-    from specllama.hub.memory import context_length, estimate
+    from specllama.hub.memory import estimate
 
     options = merged.model_options()
-    n_ctx = context_length(headers[0], merged["ctx_size"])
+    n_ctx = options.context_of(headers[0].n_ctx_train)
     return [estimate(header, n_ctx, options) for header in headers]
 
 

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from specllama.cli import settings
-from specllama.cli.model_flags import typed
 from specllama.errors import UsageError
 from specllama.options import GenerationParams, ModelOptions
 from specllama.sampling.params import SamplingParams
@@ -29,7 +28,8 @@ def changed(params: GenerationParams, name: str, text: str) -> GenerationParams:
         UsageError: no such setting, or not a value of it.
     """
     key = _key(name)
-    given = _words(text) if settings.KEYS[key].kind == "texts" else typed(key, text)
+    kind = settings.KEYS[key].kind
+    given = _words(text) if kind == "texts" else settings.parse(kind, text)
     value = settings.load({key: given})[key]
     field = settings.KEYS[key].field
     if settings.KEYS[key].owner is SamplingParams:

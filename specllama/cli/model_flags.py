@@ -274,7 +274,7 @@ def resolve(flags: ModelFlags) -> Run:
     given = flags.given()
     beside = {name: given.pop(name, None) for name in _BESIDE_SETTINGS}
     for name in given.keys() & {"gpu_layers", "draft_gpu_layers", "tensor_split"}:
-        given[name] = typed(name, given[name])
+        given[name] = settings.parse(settings.KEYS[name].kind, given[name])
     if "system" in given and beside["system_file"]:
         raise UsageError("--system and --system-file cannot be used together.")
     merged = settings.load(given)
@@ -386,20 +386,6 @@ def _format(beside: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def typed(name: str, text: str) -> Any:
-    """The text of setting `name` as its kind; the text itself where it is none of that kind."""
-    match settings.KEYS[name].kind:
-        case "texts":
-            return [text]
-        case "numbers":
-            return [_number(part) for part in text.split(",")]
-        case "whole number" | "number" | "layers":
-            return _number(text)
-        case "true or false":
-            return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
-    return text
-
-
 def logit_biases(texts: Iterable[str]) -> dict[int, float]:
     """`ID+VALUE` and `ID-VALUE`, as llama.cpp writes them, by token id.
 
@@ -418,15 +404,6 @@ def logit_biases(texts: Iterable[str]) -> dict[int, float]:
 
 
 _BIAS = re.compile(r"(?P<id>\d+)(?P<bias>[+-](\d+(\.\d*)?|\.\d+|inf))")
-
-
-def _number(text: str) -> float | int | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _text_of(file: Path | None) -> str | None:

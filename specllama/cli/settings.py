@@ -220,7 +220,7 @@ def _environment() -> dict[str, Setting]:
         variable = f"{_PREFIX}{name.upper()}"
         if text := os.environ.get(variable):
             source = f"env {variable}"
-            layer[name] = Setting(_value(name, _parse(key.kind, text), source), source)
+            layer[name] = Setting(_value(name, parse(key.kind, text), source), source)
     return layer
 
 
@@ -314,16 +314,19 @@ def _convert_all(kind: Kind, values: Any) -> tuple[Any, ...] | None:
     return None if None in converted else converted
 
 
-def _parse(kind: Kind, text: str) -> Any:
-    """An environment variable's text as the value a TOML file would hold; text if it is none."""
+_WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def parse(kind: Kind, text: str) -> Any:
+    """A typed text as the value a TOML file would hold; the text itself if it is none."""
     if kind == "text":
         return text
     if kind == "texts":
         return [text]
     if kind == "numbers":
-        return [_parse("number", part) for part in text.split(",")]
+        return [parse("number", part) for part in text.split(",")]
     if kind == "true or false":
-        return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
+        return _WORDS.get(text.lower(), text)
     for number in (int, float):
         try:
             return number(text)

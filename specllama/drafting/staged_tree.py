@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specllama.drafting.follower import Follower
 from specllama.drafting.protocol import Drafter, Seen, Want
 from specllama.drafting.staged import GuessedDrafter
-from specllama.drafting.tree import Growth
+from specllama.drafting.tree import Growth, check_shape
 from specllama.results import SourceStats, SpecStats
 from specllama.verification.types import ROOT, Proposal
 
@@ -47,8 +47,7 @@ class StagedTreeDrafter(GuessedDrafter):
         return [self._propose(want) for want in wants]
 
     def _propose(self, want: Want) -> Proposal:
-        if want.keeps_laws and not want.shape.chosen_before:
-            raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
+        check_shape(want)
         backend = self._follower.backend
         able = self._follower.able([want], backend.n_batch // 2)
         guesses = next((n for n in (_GUESSES, 0) if able and self._has_room(want, n)), None)

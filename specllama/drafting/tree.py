@@ -38,8 +38,7 @@ class TreeDrafter(FollowingDrafter):
         return [self._propose(want) for want in wants]
 
     def _propose(self, want: Want) -> Proposal:
-        if want.keeps_laws and not want.shape.chosen_before:
-            raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
+        check_shape(want)
         read = self._follower.read([want])
         if not read or not self._follower.cache.make_room(want.nodes, (want.key,)):
             return Proposal()
@@ -164,6 +163,12 @@ class Growth:
             source=source,
             values=() if keeps else tuple([node.value for node in kept]),
         )
+
+
+def check_shape(want: Want) -> None:
+    """Raise ValueError where a rule reads laws and the shape looks at what was drawn."""
+    if want.keeps_laws and not want.shape.chosen_before:
+        raise ValueError("This rule reads laws: it needs a shape chosen before the draws.")
 
 
 @lru_cache(maxsize=SHAPES)

@@ -189,14 +189,18 @@ class Engine:
 
     def _choose_slot(self, ids: Ids[int]) -> int:
         """The free slot that this prompt goes on from, else the one that was idle for longest."""
-        free = [slot for slot in self._history if slot not in self._live]
-        if not free:
-            raise UsageError("Every slot is busy.", "Wait for a generation to end.")
+        free = self._free_slots()
         nearest = max(free, key=lambda slot: _common(self._history[slot], ids))
         history = self._history[nearest]
         if history and _common(history, ids) >= _MOSTLY * len(history):
             return nearest
         return min(free, key=lambda slot: self._ended[slot])
+
+    def _free_slots(self) -> list[int]:
+        free = [slot for slot in self._history if slot not in self._live]
+        if not free:
+            raise UsageError("Every slot is busy.", "Wait for a generation to end.")
+        return free
 
     @property
     def latest_slot(self) -> int | None:
@@ -210,10 +214,7 @@ class Engine:
         Raises:
             UsageError: no slot is free.
         """
-        free = [slot for slot in self._history if slot not in self._live]
-        if not free:
-            raise UsageError("Every slot is busy.", "Wait for a generation to end.")
-        slot = min(free, key=lambda slot: self._ended[slot])
+        slot = min(self._free_slots(), key=lambda slot: self._ended[slot])
         self._rewind_drafters(slot, _common(self._history[slot], ids))
         self._history[slot] = list(ids)
         return slot

@@ -43,11 +43,6 @@ def estimate(header: Header, n_ctx: int, options: ModelOptions | None = None) ->
     )
 
 
-def context_length(header: Header, wanted: int) -> int:
-    """`wanted`, or for 0 the model's own context length up to 8192 (see ModelOptions.n_ctx)."""
-    return wanted or min(header.n_ctx_train or 8192, 8192)
-
-
 def _kv_cache(header: Header, n_ctx: int, options: ModelOptions) -> int:
     heads = header.get("attention.head_count", 0)
     kv_heads = _of_all_layers(header, "attention.head_count_kv", heads)

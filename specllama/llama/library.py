@@ -19,6 +19,7 @@ import platformdirs
 
 from specllama.errors import UsageError
 from specllama.machine import cpu_name
+from specllama.whole_file import whole_file
 
 _LOG_LINES = 200
 _ERROR_LEVEL = 4
@@ -167,7 +168,8 @@ def repacking_works() -> bool:
         # a disk that cannot be written costs another probe next time, nothing more
         with contextlib.suppress(OSError):
             memo.parent.mkdir(parents=True, exist_ok=True)
-            memo.write_text(json.dumps(known))
+            with whole_file(memo) as part:
+                part.write_text(json.dumps(known))
     return bool(known[key])
 
 

@@ -83,7 +83,7 @@ class LeastTime:
 
     def choose(self, n_missing: int, a_level: int, most: int) -> int:
         """See `Depth`."""
-        if not self.costs.known():
+        if not self.costs.measured():
             return min(_FIRST, most)
         best, best_rate = 0, 1.0 / self.costs.target_s(n_missing)
         steps, reach = 1.0, 1.0

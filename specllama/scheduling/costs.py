@@ -304,13 +304,9 @@ class Costs:
             return 1.0
         return sorted(self._paces)[(len(self._paces) - 1) // 2]
 
-    def measured(self, n_tokens: int) -> bool:
+    def measured(self, n_tokens: int = 1) -> bool:
         """Whether target decodes of this size were measured, now or earlier."""
         return n_tokens in self.steady()
-
-    def known(self, n_lives: int = 1) -> bool:
-        """Whether plain decoding of so many sequences was measured."""
-        return self.measured(n_lives)
 
     def stale(self, n_lives: int = 1) -> bool:
         """Whether plain decoding, the yardstick of all drafts, has to be measured again.

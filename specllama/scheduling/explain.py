@@ -77,7 +77,7 @@ def explain(
         costly, free: names of the drafters that were asked for: with a model, and without.
         adaptive: whether the lengths of drafts were the scheduler's choice.
     """
-    if not scheduler.costs.known():
+    if not scheduler.costs.measured():
         line = "Too few tokens to learn what decodes cost here, so it decoded plainly."
         return Explanation(scheduler.table(), [], [line])
     table = _at_todays_pace(scheduler)

@@ -101,7 +101,7 @@ class RoundPrices:
         """
         size = self.plain_size
         busy = self.costs.switch_s > 0.0 and self.costs.size not in (0, size)
-        return self.costs.known(size) and (busy or not self.costs.stale(size))
+        return self.costs.measured(size) and (busy or not self.costs.stale(size))
 
     def batch_s(self, n_tokens: int) -> float:
         """Seconds of a round's target decodes if each sequence brings so many tokens."""

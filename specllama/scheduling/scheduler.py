@@ -307,7 +307,7 @@ class Scheduler(RoundPrices):
 
     def planned_shape(self, name: str, which: str, nodes: int, depth: int) -> Shape:
         """The tree that pays best by the measurements so far; planned anew now and then."""
-        if not self.costs.known(self.plain_size):
+        if not self.costs.measured(self.plain_size):
             return FixedShape(_FIRST_TREE)
         age, shape = self._plans.get((which, self.n_live), (0, None))
         if shape is None or age >= _PLAN_AGE:
@@ -367,7 +367,7 @@ class Scheduler(RoundPrices):
         costs = self.costs
         if self._expected_s is not None:
             expected = costs.target_s(n_tokens) + costs.change_s(n_tokens)
-            self._expected_s = self._expected_s + expected if costs.known(n_tokens) else None
+            self._expected_s = self._expected_s + expected if costs.measured(n_tokens) else None
         costs.observe_target(n_tokens, seconds, n_lives)
 
     def observe_draft(
@@ -435,7 +435,7 @@ class Scheduler(RoundPrices):
         self._compare(seconds, shares)
         self._overhead.observe(propose_s - self._drafting_s)
         self._settle_in(shares)
-        if not self.costs.known(self.plain_size):
+        if not self.costs.measured(self.plain_size):
             return
         plain = self.plain_s
         n_drafted = sum(share.n_drafted for share in shares)

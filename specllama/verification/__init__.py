@@ -149,19 +149,23 @@ LOSSY_RULES: Mapping[str, Rule[Any]] = MappingProxyType(
 
 UNSEEDED = "block"
 """What "auto" is for chains where nobody gave a seed."""
+_UNSEEDED_TREES = "greedy-one"
 
 
-def choose_rule(verify: str, seeded: bool, lossy: bool = False) -> Rule[Any]:
+def choose_rule(
+    verify: str, seeded: bool, lossy: bool = False, *, trees: bool = False
+) -> Rule[Any]:
     """The rule of that name; "auto" is coupled when the caller gave a seed, else block.
 
     Args:
         lossy: the caller accepts a rule that changes what the model says.
+        trees: it has to judge trees, which "auto" without a seed does by greedy-one.
 
     Raises:
         UsageError: no rule has that name, or it needs `lossy`.
     """
     if verify == "auto":
-        return RULES["coupled" if seeded else UNSEEDED]
+        return RULES["coupled" if seeded else _UNSEEDED_TREES if trees else UNSEEDED]
     if verify in RULES:
         return RULES[verify]
     if verify not in LOSSY_RULES:

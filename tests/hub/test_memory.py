@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specllama.hub.gguf import read
-from specllama.hub.memory import context_length, estimate
+from specllama.hub.memory import estimate
 from specllama.options import ModelOptions
 from tests.hub.ggufs import write_gguf
 
@@ -46,9 +46,3 @@ def test_heads_by_layer(tmp_path: Path) -> None:
         header.file_size,
     )
     assert estimate(layered, 1000).kv_cache * 2 == estimate(header, 1000).kv_cache
-
-
-def test_context_length(tmp_path: Path) -> None:
-    header = read(write_gguf(tmp_path / "m.gguf"))
-    assert context_length(header, 512) == 512
-    assert context_length(header, 0) == 2048

@@ -101,11 +101,11 @@ class TestCosts:
     def test_nothing_is_known_before_plain_decodes(self) -> None:
         costs = Costs()
         seen(costs, 5, 0.010)
-        assert not costs.known()
+        assert not costs.measured()
         costs.observe_target(1, 0.5)
-        assert not costs.known(), "the first may be a hiccup"
+        assert not costs.measured(), "the first may be a hiccup"
         costs.observe_target(1, 0.010)
-        assert costs.known()
+        assert costs.measured()
         assert costs.target_s(1) == 0.010
 
     def test_the_yardstick_grows_stale(self) -> None:
@@ -249,7 +249,7 @@ class TestCosts:
 class TestKeptCosts:
     def test_are_known_from_the_start(self) -> None:
         costs = Costs(KEPT)
-        assert costs.known()
+        assert costs.measured()
         assert (costs.target_s(1), costs.target_s(5)) == (0.010, 0.030)
         assert costs.draft_s("model", 4) == 0.006
         assert costs.readable(0.1, 32) == 100

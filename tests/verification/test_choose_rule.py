@@ -22,6 +22,12 @@ def test_auto_is_coupled_with_a_seed_and_block_without() -> None:
     assert choose_rule("auto", seeded=False).name == "block"
 
 
+def test_auto_judges_trees_where_it_has_to() -> None:
+    assert choose_rule("auto", seeded=True, trees=True).shape == "tree"
+    assert choose_rule("auto", seeded=False, trees=True).shape == "tree"
+    assert choose_rule("block", seeded=False, trees=True).name == "block"
+
+
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_named_rule_is_taken_as_it_is(name: str, seeded: bool) -> None:
