@@ -6,6 +6,7 @@ that people start from every block does:
 options that do not exist, `setup` ones install things, `test` ones start this very suite.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -167,3 +168,50 @@ def test_the_changelog_knows_this_version() -> None:
 
 def test_the_contributing_page_stays_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 80
+
+
+def rooms() -> dict[str, int]:
+    """The rooms of specllama/, with their place in the list of docs/design.md."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listed = re.search(r"^## Rooms.*\n\n((?: {4}.*\n)+)", text, re.M)
+    assert listed is not None
+    lines = listed[1].splitlines()
+    return {
+        name: place
+        for place, line in enumerate(lines)
+        for name in re.findall(r"\b(\w+)(?:/|\.py)", line)
+        if (ROOT / "specllama" / name).is_dir() or (ROOT / "specllama" / f"{name}.py").is_file()
+    }
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The rooms that a module imports when it runs, now or later."""
+    typing = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    modules = [
+        [f"{node.module}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.ImportFrom)
+        else [alias.name for alias in node.names]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and node not in typing
+    ]
+    names = (name.split(".") for names in modules for name in names)
+    return {parts[1] for parts in names if parts[0] == "specllama" and len(parts) > 1}
+
+
+def test_imports_point_down_the_list_of_rooms() -> None:
+    order = rooms()
+    wrong = []
+    for path in sorted((ROOT / "specllama").rglob("*.py")):
+        room = path.relative_to(ROOT / "specllama").with_suffix("").parts[0]
+        if room.startswith("__"):
+            continue
+        assert room in order, f"docs/design.md does not list {room}"
+        used = imported(ast.parse(path.read_text(encoding="utf-8"))) & order.keys()
+        wrong += [f"{path.name}: {name}" for name in used if order[name] < order[room]]
+    assert not wrong
+    assert {"cli", "engine", "sampling", "errors"} <= order.keys()
