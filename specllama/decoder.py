@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from specllama import saved
 from specllama.beams import BeamSearcher, OnStep
@@ -98,7 +98,7 @@ class SpeculativeDecoder:
         on_progress: LoadProgress | None = None,
     ) -> None:
         started = time.perf_counter()
-        self.options = options or ModelOptions()
+        self.options = _of_kind(ModelOptions, options) or ModelOptions()
         self._defaults = _papers_setting(gamma)
         self.warnings: list[str] = []
         self._on_progress = on_progress
@@ -127,6 +127,11 @@ class SpeculativeDecoder:
             self.warnings.append(
                 f"{self.target_name} has no chat template; using a generic one "
                 "(--chat-template FILE gives another)."
+            )
+        if self.n_ctx_trained and self.options.n_ctx > self.n_ctx_trained:
+            self.warnings.append(
+                f"{self.target_name} was made for {self.n_ctx_trained} tokens; "
+                f"in a context of {self.n_ctx} its text may fall apart behind them."
             )
         if self.options.exact:
             self._check_exactness()
@@ -189,6 +194,11 @@ class SpeculativeDecoder:
     def n_ctx(self) -> int:
         """Context length in tokens."""
         return self._target.n_ctx
+
+    @property
+    def n_ctx_trained(self) -> int | None:
+        """The longest context that the target was made for, None where its file does not say."""
+        return self._target.model.n_ctx_train or None
 
     def set_draft(self, draft: str | Path | None, *, strict: bool = True) -> None:
         """Use another draft model, or none. The target's cache stays.
@@ -356,7 +366,7 @@ class SpeculativeDecoder:
         *,
         at_start: bool,
     ) -> Reply:
-        params = params or self._defaults
+        params = _of_kind(GenerationParams, params) or self._defaults
         self._checked(tuple(params.sampling.logit_bias))
         self._drafters.require(params, self.options)
         self._engine.check(ids)
@@ -396,9 +406,13 @@ class SpeculativeDecoder:
             ContextFull: the prompt does not fit.
         """
         ids, searcher = self._prompt_ids(prompt), self._searcher()
-        with self._turn:
+        with self._turn.taken():
             return searcher.search(
-                ids, params or BeamParams(), at_start=False, on_prompt=on_prompt, on_step=on_step
+                ids,
+                _of_kind(BeamParams, params) or BeamParams(),
+                at_start=False,
+                on_prompt=on_prompt,
+                on_step=on_step,
             )
 
     def beam_search_chat(
@@ -411,9 +425,13 @@ class SpeculativeDecoder:
     ) -> BeamResult:
         """The most probable replies to a conversation. See `beam_search` and `stream_chat`."""
         ids, searcher = self._conversation_ids(conversation(messages)), self._searcher()
-        with self._turn:
+        with self._turn.taken():
             return searcher.search(
-                ids, params or BeamParams(), at_start=True, on_prompt=on_prompt, on_step=on_step
+                ids,
+                _of_kind(BeamParams, params) or BeamParams(),
+                at_start=True,
+                on_prompt=on_prompt,
+                on_step=on_step,
             )
 
     def _searcher(self) -> BeamSearcher:
@@ -561,6 +579,19 @@ class SpeculativeDecoder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _of_kind(kind: type[_Kind], given: Any) -> _Kind | None:
+    """What was given, which types alone do not keep from being a dictionary."""
+    if given is not None and not isinstance(given, kind):
+        raise UsageError(
+            f"A {kind.__name__} is needed, not a {type(given).__name__}.",
+            f"Write {kind.__name__}(...).",
+        )
+    return given
 
 
 def _papers_setting(gamma: int | None) -> GenerationParams:

@@ -52,7 +52,15 @@ class PairMismatch(ModelError):
 
 
 class ContextFull(SpecllamaError):
-    """The prompt, or the conversation so far, does not fit into the context."""
+    """The prompt, or the conversation so far, does not fit into the context.
+
+    Attributes:
+        needed: how many tokens it has, None where they were not counted.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, needed: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.needed = needed
 
 
 class OutOfMemory(SpecllamaError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -111,9 +112,7 @@ class ModelOptions:
         _at_least("draft_gpu_layers", self.draft_gpu_layers, -1)
         if self.main_gpu is not None:
             _at_least("main_gpu", self.main_gpu, 0)
-        for share in self.tensor_split:
-            if not 0.0 <= share < float("inf"):
-                raise UsageError(f"tensor_split must be shares of at least 0, not {share}.")
+        self._check_split()
         for name in ("threads", "threads_batch", "draft_threads"):
             value = getattr(self, name)
             if value is not None:
@@ -121,6 +120,16 @@ class ModelOptions:
         _one_of("flash_attn", self.flash_attn, get_args(FlashAttention))
         _one_of("cache_type_k", self.cache_type_k, get_args(CacheType))
         _one_of("cache_type_v", self.cache_type_v, get_args(CacheType))
+
+    def _check_split(self) -> None:
+        given: Any = self.tensor_split
+        shares = None if isinstance(given, str) else _as_tuple(given)
+        if shares is None or not all(isinstance(share, Real) for share in shares):
+            raise UsageError(f"tensor_split is several shares, not {given!r}.", "Write (2, 1).")
+        for share in shares:
+            if not 0.0 <= share < float("inf"):
+                raise UsageError(f"tensor_split must be shares of at least 0, not {share}.")
+        object.__setattr__(self, "tensor_split", shares)
 
     def context_of(self, n_trained: int | None) -> int:
         """The context length of a model that was trained for so many tokens (see `n_ctx`)."""

@@ -79,7 +79,7 @@ class Ticket(Iterator[StreamEvent]):
         self._submitted = time.perf_counter()
         self._left_queue: float | None = None
         self._cancelled = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._ended = threading.Event()
         self._exhausted = False
 
@@ -162,14 +162,14 @@ class Ticket(Iterator[StreamEvent]):
         for event in self._reply.take(events):
             self._tell(event)
 
-    def _conclude(self, error: Exception | None = None) -> None:
+    def _conclude(self, error: BaseException | None = None) -> None:
         """Leave the engine and tell the last events; with an error, `result` raises it."""
         self._left_queue = self._left_queue or time.perf_counter()
         self._error = error
         try:
             for event in self._reply.end():
                 self._tell(event)
-        except Exception as own:
+        except BaseException as own:
             self._error = self._error or own
 
     def _end(self) -> None:
@@ -177,7 +177,7 @@ class Ticket(Iterator[StreamEvent]):
         self._ended.set()
         try:
             self._tell(None)
-        except Exception as own:
+        except BaseException as own:
             self._error = self._error or own
 
 
@@ -359,13 +359,13 @@ class Pool:
                 continue
             try:
                 ticket._take(own)
-            except Exception as error:
+            except BaseException as error:  # of an `on_event`
                 self._end(ticket, error)
             else:
                 if ticket._reply.ended:
                     self._end(ticket)
 
-    def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
+    def _end(self, ticket: Ticket, error: BaseException | None = None) -> None:
         with self._changed:
             if ticket in self._running:
                 self._running.remove(ticket)
@@ -413,7 +413,8 @@ class _Totals:
         generation = ticket._reply.result
         if ticket._error is None:
             self._finished[generation.finish_reason] += 1
-        self._prompt += generation.usage.prompt_tokens
+        if ticket._reply.live is not None:
+            self._prompt += generation.usage.prompt_tokens
         self._cached += generation.usage.cached_tokens
         self._completion += generation.usage.completion_tokens
         self._spec.add(generation.spec)

@@ -46,6 +46,8 @@ def save(
         write_arrays(path, CONVERSATION, fields, arrays)
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise UsageError(f"Cannot write {str(path)!r}: {error}.", "Name a file.") from error
 
 
 def restore(

@@ -17,30 +17,24 @@ class Turn:
     """Held while a decoder works: llama.cpp would end the process if two threads did at once.
 
     Raises:
-        UsageError: entered, or checked, while it is held.
+        UsageError: taken, or checked, while it is held.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise self._busy()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    def taken(self) -> threading.Lock:
+        """What to enter; a lock itself, since Ctrl-C finds no gap in its being released."""
+        self.check()
+        return self._lock
 
     def check(self) -> None:
         """Raise where somebody is at work."""
         if self._lock.locked():
-            raise self._busy()
-
-    @staticmethod
-    def _busy() -> UsageError:
-        return UsageError(
-            "This decoder is at work, for another thread or for what has just called you.",
-            "A Pool runs many generations at once, for any thread.",
-        )
+            raise UsageError(
+                "This decoder is at work, for another thread or for what has just called you.",
+                "A Pool runs many generations at once, for any thread.",
+            )
 
 
 class Stream(Iterator[StreamEvent]):
@@ -54,7 +48,7 @@ class Stream(Iterator[StreamEvent]):
         self._turn = turn
         self._pulled = Turn()
         self._cancelled = False
-        with turn:
+        with turn.taken():
             self._reply.begin(on_prompt)
         self._events = self._run()
 
@@ -62,7 +56,7 @@ class Stream(Iterator[StreamEvent]):
         return self
 
     def __next__(self) -> StreamEvent:
-        with self._pulled:
+        with self._pulled.taken():
             return next(self._events)
 
     def _run(self) -> Iterator[StreamEvent]:
@@ -74,7 +68,7 @@ class Stream(Iterator[StreamEvent]):
 
     def _round(self) -> list[StreamEvent]:
         """One round of the engine; what it brought is kept if it fails, or is interrupted."""
-        with self._turn:
+        with self._turn.taken():
             try:
                 return self._reply.take(self._engine.step())
             except BaseException:
@@ -89,7 +83,7 @@ class Stream(Iterator[StreamEvent]):
         """Stop now; the decoder can generate again, and `result` has what there is."""
         if not self._reply.ended:
             self._turn.check()
-        with self._pulled:
+        with self._pulled.taken():
             self._events.close()  # type: ignore[attr-defined]
         self._reply.end()
 

@@ -105,6 +105,15 @@ class TestStreams:
         drafted = decoder.generate(STORY, params(8, drafter="model", adaptive=False)).timings
         assert 0 < drafted.draft_share < 1 - drafted.overhead_share
 
+    def test_what_is_no_options_is_told(self, decoder: SpeculativeDecoder) -> None:
+        given: Any = {"max_tokens": 2}
+        with pytest.raises(UsageError, match="A GenerationParams is needed, not a dict"):
+            decoder.generate(STORY, given)
+        with pytest.raises(UsageError, match="A BeamParams is needed, not a dict"):
+            decoder.beam_search(STORY, given)
+        with pytest.raises(UsageError, match="A ModelOptions is needed, not a dict"):
+            SpeculativeDecoder("no-such-model", options=given)
+
     def test_max_tokens(self, decoder: SpeculativeDecoder) -> None:
         for limit in (0, 1, 5):
             result = decoder.generate(COUNT, params(limit))

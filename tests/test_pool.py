@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -226,6 +227,8 @@ class TestCancel:
             assert result.usage.prompt_tokens == 3
             assert not first.done
             first.cancel()
+            first.finish()
+            assert pool.stats().prompt_tokens == 3, "nobody read the other's"
 
     def test_one_that_has_ended(self) -> None:
         with pool_of(FakeDecoder(1)) as pool:
@@ -268,14 +271,15 @@ class TestErrors:
         assert texts == [decoder.says("abc", 12), decoder.says("lm", 12)]
         assert not decoder.target.faults
 
-    def test_a_broken_callback_ends_its_own_request(self) -> None:
+    @pytest.mark.parametrize("error", [BrokenPipeError, SystemExit, CancelledError])
+    def test_a_broken_callback_ends_its_own_request(self, error: type[BaseException]) -> None:
         def broken(event: StreamEvent | None) -> None:
-            raise BrokenPipeError("gone")
+            raise error("gone")
 
         decoder = FakeDecoder(2)
         with pool_of(decoder) as pool:
             bad, good = pool.submit("abc", on_event=broken), pool.submit("lm", said(9))
-            with pytest.raises(BrokenPipeError):
+            with pytest.raises(error):
                 bad.finish()
             assert good.finish().text == decoder.says("lm", 9)
             assert pool.submit("abc").finish().text == decoder.says("abc", 6)

@@ -175,13 +175,13 @@ def surroundings(run: Run, decoder: SpeculativeDecoder) -> dict[str, Any]:
 
 
 def explanations(decoder: SpeculativeDecoder, runs: Sequence[BenchRun]) -> dict[str, Explanation]:
-    """Why each arm of the target that leaves lengths to the scheduler drafted as it did."""
+    """Why each arm of the target that drafts did so as it did."""
     from specllama.results import SpecStats
 
     stats: dict[str, SpecStats] = {}
     params: dict[str, GenerationParams] = {}
     for run in runs:
-        if run.arm.drafts and run.arm.params.adaptive and run.arm.model == "target":
+        if run.arm.drafts and run.arm.model == "target":
             params[run.arm.name] = run.arm.params
             stats.setdefault(run.arm.name, SpecStats()).add(run.generation.spec)
     return {name: decoder.explain(stats[name], params[name]) for name in stats}

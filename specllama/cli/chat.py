@@ -246,12 +246,24 @@ class Chat:
             if not self._interactive:
                 raise
             out.status("Interrupted.")
-        except ContextFull:
-            n_ctx = self.decoder.n_ctx
-            hint = f"/clear, /undo, or restart with -c {2 * n_ctx}."
-            self._code = report(ContextFull(f"Context full ({n_ctx} tokens).", hint))
+        except ContextFull as error:
+            self._code = report(self._what_helps(error))
         except Exception as error:
             self._code = report(error, debug="--debug" in sys.argv)
+
+    def _what_helps(self, error: ContextFull) -> ContextFull:
+        """What is said where the context is full; never to take one that the model cannot use."""
+        n_ctx, needed = self.decoder.n_ctx, error.needed or 0
+        begun = bool(self.session.turns or self.session.attachments)
+        ways = ["/clear, /undo" if begun else "Shorten it"]
+        larger = 2 * n_ctx
+        while larger <= needed:
+            larger *= 2
+        larger = min(larger, self.decoder.n_ctx_trained or larger)
+        if larger > max(n_ctx, needed):
+            ways.append(f"or restart with -c {larger}")
+        told = error.message if needed and not begun else f"Context full ({n_ctx} tokens)."
+        return ContextFull(told, f"{', '.join(ways)}.")
 
 
 def message_text(entry: Entry) -> str:

@@ -96,8 +96,12 @@ class ChatSession:
         """
         tokens = self.decoder.count_tokens(text)
         waiting = sum(map(self.decoder.count_tokens, self.attachments))
-        if self.context_used() + waiting + tokens >= self.decoder.n_ctx:
-            raise ContextFull(f"A text of {tokens} tokens does not fit into the context.")
+        needed = self.context_used() + waiting + tokens
+        if needed >= self.decoder.n_ctx:
+            raise ContextFull(
+                f"A text of {tokens} tokens does not fit into the context of {self.decoder.n_ctx}.",
+                needed=needed,
+            )
         self.attachments.append(text)
         return tokens
 

@@ -185,6 +185,7 @@ class Engine:
             raise ContextFull(
                 f"The prompt has {len(ids)} tokens; the context takes {self.n_ctx}.",
                 "Shorten it, or give a larger context (-c).",
+                needed=len(ids),
             )
 
     def _choose_slot(self, ids: Ids[int]) -> int:

@@ -133,7 +133,8 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"The body is not JSON: {reason} (at character {first['loc'][-1]}).")
-    param, first = max(((_path(e, body), e) for e in errors), key=lambda found: len(found[0]))
+    found = [(_path(error, body), error) for error in errors]
+    param, first = max(found, key=lambda one: (len(one[0]), one[1]["type"] == "too_long"))
     if first["type"] == "value_error":
         return ApiError(400, f"{first['ctx']['error']}.", param=param or None)
     if not param:

@@ -219,13 +219,26 @@ class TextFormat(_Base):
             offsets.append(self._offset)
             self._offset += len(event.text)
         return {
-            "tokens": [self._text_of(event.id)[0] for event in events],
+            "tokens": [self._name_of(event.id) for event in events],
             "token_logprobs": [event.logprob for event in events],
-            "top_logprobs": [
-                {self._text_of(token)[0]: value for token, value in event.top} for event in events
-            ],
+            "top_logprobs": [self._top(event) for event in events],
             "text_offset": offsets,
         }
+
+    def _top(self, event: StreamEvent) -> dict[str, float | None]:
+        """The likeliest tokens and the one that was said, which need not be one of them."""
+        found: dict[str, float | None] = {}
+        for token, value in (*event.top, (event.id, event.logprob)):
+            found.setdefault(self._name_of(token), value)
+        return found
+
+    def _name_of(self, token: int) -> str:
+        """A token's text; its bytes, as OpenAI writes them, where they are no whole characters."""
+        raw = self._text_of(token)[1]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def provenance(events: Events) -> Json:
@@ -237,7 +250,8 @@ def usage(generation: Generation, *, predicted: bool) -> Json:
     """OpenAI's `usage`. Of drafts, only those out of the user's own prediction are in it."""
     used = generation.usage
     drafts = generation.spec.by_source.get("text") if predicted else None
-    accepted = drafts.accepted if drafts is not None else 0
+    # what a stop string took back may have been accepted rounds before
+    accepted = min(drafts.accepted, used.completion_tokens) if drafts is not None else 0
     rejected = drafts.drafted - accepted if drafts is not None else 0
     return {
         "prompt_tokens": used.prompt_tokens,
@@ -253,20 +267,25 @@ def usage(generation: Generation, *, predicted: bool) -> Json:
 
 
 def timings(generation: Generation) -> Json:
-    """llama.cpp's `timings`; the draft's figures only where something was drafted."""
+    """llama.cpp's `timings`; the draft's figures only where something was drafted.
+
+    Milliseconds are what so many tokens take at the measured rates, which leave the first round
+    out; a rate that was not measured is 0.
+    """
     used, times, spec = generation.usage, generation.timings, generation.spec
     n_read = used.prompt_tokens - used.cached_tokens
-    # the last token of a prompt is decoded in the first round
-    prompt_s = max(0, n_read - 1) / times.prompt_tok_s if times.prompt_tok_s else 0.0
-    predicted_s = max(0.0, times.wall_s - times.ttft_s)
+    reading, predicting = times.prompt_tok_s or 0.0, times.decode_tok_s or 0.0
+    prompt_s = n_read / reading if reading else 0.0
+    waited_s = max(0.0, times.wall_s - times.ttft_s)
+    predicted_s = used.completion_tokens / predicting if predicting else waited_s
     figures: Json = {
         "cache_n": used.cached_tokens,
         "prompt_n": n_read,
         "prompt_ms": 1000 * prompt_s,
-        "prompt_per_second": times.prompt_tok_s,
+        "prompt_per_second": reading,
         "predicted_n": used.completion_tokens,
         "predicted_ms": 1000 * predicted_s,
-        "predicted_per_second": times.decode_tok_s,
+        "predicted_per_second": predicting,
     }
     if spec.drafted:
         figures |= {

@@ -175,6 +175,7 @@ class FakeDecoder:
     target_name: str = "fake-135m"
     draft_name: str | None = "fake-draft"
     n_ctx: int = 8192
+    n_ctx_trained: int | None = None
     load_s: float = 0.5
     warnings: list[str] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
@@ -264,7 +265,8 @@ class FakeDecoder:
         self, prompt: Any, words: int, params: GenerationParams, on_prompt: OnPrompt | None
     ) -> FakeStream:
         if words >= self.n_ctx:
-            raise ContextFull(f"The prompt has {words} tokens, the context {self.n_ctx}.")
+            message = f"The prompt has {words} tokens; the context takes {self.n_ctx}."
+            raise ContextFull(message, needed=words)
         reply = self.replies[min(len(self.prompts), len(self.replies) - 1)]
         self.prompts.append(prompt)
         self.params.append(params)

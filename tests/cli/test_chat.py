@@ -144,6 +144,26 @@ def test_a_full_context_takes_the_turn_back_and_says_what_to_do(
     assert decoder.prompts[1] == [("user", "a b"), ("assistant", "one"), ("user", "g")]
 
 
+@pytest.mark.parametrize(
+    ("made_for", "hint"),
+    [(None, "Shorten it, or restart with -c 48."), (40, "Shorten it, or restart with -c 40."),
+     (30, "Shorten it."), (6, "Shorten it.")],
+)  # fmt: skip
+def test_a_question_that_does_not_fit_is_told_what_it_needs(
+    chat: Chat, decoder: FakeDecoder, made_for: int | None, hint: str
+) -> None:
+    """There is nothing to clear yet, and no model gets a context that it was not made for."""
+    decoder.n_ctx, decoder.n_ctx_trained = 6, made_for
+    result = chat("word " * 30)
+    assert result.err == f"Error: The prompt has 30 tokens; the context takes 6.\n{hint}\n"
+
+
+def test_a_full_context_that_cannot_grow(chat: Chat, decoder: FakeDecoder) -> None:
+    decoder.n_ctx = decoder.n_ctx_trained = 6
+    result = chat("a b", "c d e f", args=("--no-stats",))
+    assert result.err == "Error: Context full (6 tokens).\n/clear, /undo.\n"
+
+
 def test_an_answer_cut_by_the_context_is_taken_back_too(chat: Chat, decoder: FakeDecoder) -> None:
     decoder.replies = [say("cut off", finish="context"), say("two")]
     result = chat("a", "b")

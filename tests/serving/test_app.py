@@ -171,7 +171,7 @@ class TestCompletions:
         assert choice["logprobs"] == {
             "tokens": ["a", "b"],
             "token_logprobs": [-0.25, -0.25],
-            "top_logprobs": [{"a": 0.0}, {"a": 0.0}],
+            "top_logprobs": [{"a": 0.0}, {"a": 0.0, "b": -0.25}],
             "text_offset": [0, 3],
         }
         assert client.pool.prompts[-1] == [72, 105]
@@ -285,6 +285,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None]] = [
     ({"seed": 10**30}, "seed"),
     ({"stop": ""}, None),
     ({"stop": [5]}, "stop[0]"),
+    ({"stop": ["x"] * 65}, "stop"),
     ({"stop": "x" * 1001}, "stop"),
     ({"stop": ["a", "x" * 1001]}, "stop[1]"),
     ({"logit_bias": {"5": 1e39}}, "logit_bias.5"),
