@@ -59,6 +59,7 @@ class FakeDecoder:
     """What a pool needs of a decoder, over a fake model whose decodes may wait for `gate`."""
 
     def __init__(self, n_slots: int = 2, drafters: Sequence[Drafter] = (), **model: Any) -> None:
+        self.target_name = "fake"
         self.gate = threading.Event()
         self.gate.set()
         self.words = endless(language(1))

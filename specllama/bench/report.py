@@ -265,7 +265,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
     """A Markdown table that is aligned as plain text too; the first `left` columns are texts."""
     if not rows:
         return []
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in [columns, *rows]]
+    rows = [[_cell(text) for text in row] for row in [columns, *rows]]
     widths = [max(3, *(len(row[n]) for row in rows)) for n in range(len(columns))]
     lines = [
         "| " + " | ".join(_pad(row[n], widths[n], n < left) for n in range(len(columns))) + " |"
@@ -273,6 +273,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
     ]
     rule = ["-" * width if n < left else "-" * (width - 1) + ":" for n, width in enumerate(widths)]
     return [lines[0], "| " + " | ".join(rule) + " |", *lines[1:]]
+
+
+def _cell(text: str) -> str:
+    """A text that stays in its cell."""
+    return " ".join(text.splitlines()).replace("|", "\\|")
 
 
 def _pad(text: str, width: int, left: bool) -> str:

@@ -34,6 +34,7 @@ class Answers:
 
     Args:
         file: where answers of an earlier run are, and new ones go; None prints.
+        run: what tells this run's model and settings from others.
 
     Attributes:
         known: how many lines were answered by an earlier run.
@@ -42,8 +43,9 @@ class Answers:
         UsageError: the file cannot be written, or is something else than answers.
     """
 
-    def __init__(self, lines: Sequence[Line], file: Path | None) -> None:
+    def __init__(self, lines: Sequence[Line], file: Path | None, run: str) -> None:
         self._lines = lines
+        self._run = run
         self._file = None if file is None else _place(file)
         self._answers: dict[int, Answer] = {}
         self._gone: list[Answer] = []
@@ -63,6 +65,12 @@ class Answers:
             if not line.error and found[line.digest]:
                 self._answers[line.number] = found[line.digest].popleft() | {"id": line.id}
         self._gone = [answer for rest in found.values() for answer in rest]
+        others = sum(kept.get("run", self._run) != self._run for kept in self._answers.values())
+        if others:
+            out.warn(
+                f"{count(others, 'answer', 'answers')} in {self._file} came from another model or "
+                "other settings, and stay; another -o asks again."
+            )
 
     @property
     def open(self) -> list[Line]:
@@ -71,7 +79,8 @@ class Answers:
 
     def add(self, line: Line, answer: Answer) -> None:
         """Keep the answer to a line."""
-        self._answers[line.number] = {"id": line.id, "of": line.digest} | answer
+        of = {"id": line.id, "of": line.digest, "run": self._run}
+        self._answers[line.number] = of | answer
         if self._file is None:
             self._print(wait=True)
         elif self._begun:

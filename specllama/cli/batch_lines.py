@@ -70,7 +70,7 @@ def read_lines(file: Path) -> list[Line]:
     lines = [_line(number, text) for number, text in texts if text.strip()]
     if not lines:
         raise UsageError(f"{file} has no lines.", 'Write {"prompt": "…"} on each.')
-    seen: set[str | int] = set()
+    seen: set[str | int] = {line.id for line in lines if not line.named}
     for index, line in enumerate(lines):
         if line.named and line.id in seen:
             lines[index] = replace(line, error=f"The id {line.id!r} is used twice.")

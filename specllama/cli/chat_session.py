@@ -95,8 +95,7 @@ class ChatSession:
             ContextFull: no room for it.
         """
         tokens = self.decoder.count_tokens(text)
-        waiting = sum(map(self.decoder.count_tokens, self.attachments))
-        needed = self.context_used() + waiting + tokens
+        needed = self.context_used() + self.attached() + tokens
         if needed >= self.decoder.n_ctx:
             raise ContextFull(
                 f"A text of {tokens} tokens does not fit into the context of {self.decoder.n_ctx}.",
@@ -104,6 +103,10 @@ class ChatSession:
             )
         self.attachments.append(text)
         return tokens
+
+    def attached(self) -> int:
+        """Tokens of what waits for the next question."""
+        return sum(map(self.decoder.count_tokens, self.attachments))
 
     def clear(self) -> None:
         """Forget all turns; the system prompt stays."""

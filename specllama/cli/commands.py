@@ -159,7 +159,8 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 
 def _context(chat: Chat, _argument: str) -> None:
-    used, total = chat.session.context_used(), chat.decoder.n_ctx
+    session, total = chat.session, chat.decoder.n_ctx
+    used = session.context_used() + session.attached()
     out.line(f"{used} of {total} tokens ({used / total:.0%}), {_turns(chat)}")
 
 
@@ -185,7 +186,7 @@ def _load(chat: Chat, argument: str) -> None:
     file = _file(argument, "/load FILE")
     try:
         chat.session.restore(json.loads(read_text(file)))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON: {error}.") from error
     except UsageError as error:
         raise UsageError(f"Cannot load {file}: {error.message}") from error
@@ -211,7 +212,7 @@ def _is_conversation(file: Path) -> bool:
 
     try:
         parse_messages(json.loads(read_text(file)))
-    except (UsageError, json.JSONDecodeError, RecursionError):
+    except (UsageError, ValueError, RecursionError):
         return False
     return True
 

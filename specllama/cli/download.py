@@ -179,12 +179,14 @@ class _Job:
     names: list[str]
     how: _How
 
+    def plan(self) -> Plan:
+        return self.downloader.plan(self.listing, self.names)
+
     def run(self) -> _Fetched:
-        plan = self.downloader.plan(self.listing, self.names)
         if self.how.dry_run:
-            return _planned(self.name, plan)
+            return _planned(self.name, self.plan())
         try:
-            with _Bars(plan) as bars:
+            with _Bars(self.plan()) as bars:
                 paths = self.downloader.fetch(self.listing, self.names, bars.update)
         except KeyboardInterrupt:
             out.status("Stopped. The same command continues the download.")
@@ -208,9 +210,12 @@ def _prepared(name: str, how: _How) -> _Job | _Fetched:
 
 
 def _fetch(models: Sequence[_Job | _Fetched]) -> list[_Fetched]:
-    """Fetch what is to be fetched, once it is clear that no file would replace another's."""
-    jobs = [job for job in models if isinstance(job, _Job) and job.how.local_dir is not None]
-    files = Counter(name for job in jobs for name in job.names)
+    """Fetch what is to be fetched, once it is clear that there is room and a place for each."""
+    from specllama.hub.download import check_room
+
+    jobs = [job for job in models if isinstance(job, _Job)]
+    check_room([job.plan() for job in jobs if not job.how.dry_run])
+    files = Counter(name for job in jobs if job.how.local_dir is not None for name in job.names)
     if twice := [name for name, count in files.items() if count > 1]:
         raise UsageError(
             f"Both models have a file {twice[0]}, and one folder holds only one.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,10 +22,20 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.results import Generation, StreamEvent
 
 if TYPE_CHECKING:
+    from specllama.decoder import SpeculativeDecoder
     from specllama.pool import OnEvent, Pool, Ticket
 
 _PANEL = "Batch"
 DEFAULT_PARALLEL = 4
+_HOW_IT_DRAFTS = {
+    "drafter",
+    "draft_max",
+    "draft_p_min",
+    "adaptive",
+    "tree",
+    "copy_input",
+    "logprobs",
+}
 
 File = Annotated[
     Path | None,
@@ -71,7 +82,7 @@ def answer_all(
     lines = read_lines(file)
     if output is not None and output.exists() and output.samefile(file):
         raise UsageError(f"{output} is the batch itself.", "Give another file with -o.")
-    answers = Answers(lines, output)
+    answers = Answers(lines, output, _digest(run, raw=raw))
     if not answers.open:
         answers.close()
         out.status("All lines are answered already.")
@@ -85,12 +96,20 @@ def answer_all(
     with decoder:
         pool = Pool(decoder, max_queue=options.parallel)
         try:
-            batch = Batch(pool, run, answers, decoder.n_ctx, raw=raw)
+            batch = Batch(pool, run, answers, decoder, raw=raw)
             batch.work()
         finally:
             pool.close()
             answers.close()
     _conclude(batch, len(lines), answers.known)
+
+
+def _digest(run: Run, *, raw: bool) -> str:
+    """What tells a run from others whose answers may differ: not how it drafts."""
+    given = asdict(run.params)
+    asked = {name: value for name, value in given.items() if name not in _HOW_IT_DRAFTS}
+    said = [run.settings["target"], asked, run.system, run.chat_template, raw]
+    return hashlib.sha256(repr(said).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def _conclude(batch: Batch, n_lines: int, n_known: int) -> None:
@@ -111,11 +130,13 @@ class Batch:
         cancelled: Ctrl-C was pressed; what was under way has no answer.
     """
 
-    def __init__(self, pool: Pool, run: Run, answers: Answers, n_ctx: int, *, raw: bool) -> None:
+    def __init__(
+        self, pool: Pool, run: Run, answers: Answers, decoder: SpeculativeDecoder, *, raw: bool
+    ) -> None:
         self._pool = pool
         self._run = run
         self._answers = answers
-        self._n_ctx = n_ctx
+        self._model, self._n_ctx = decoder.target_name, decoder.n_ctx
         self._raw = raw
         self._waiting = deque(answers.open)
         self._under_way: dict[int, tuple[Line, Ticket]] = {}
@@ -191,7 +212,7 @@ class Batch:
         else:
             if generation.finish_reason == "context":
                 out.warn(f"Line {line.number}: {cut_off(self._n_ctx)}")
-            self._answers.add(line, _answer(generation))
+            self._answers.add(line, {"model": self._model} | _answer(generation))
             self.n_answered += 1
 
     def _fail(self, line: Line, error: Exception) -> None:

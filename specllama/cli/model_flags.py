@@ -64,7 +64,7 @@ class ModelFlags:
         "Jinja chat template to use instead of the model's own.",
         "--chat-template", metavar="FILE")] = None
     offline: Annotated[bool | None, _model(
-        "Never go to the network.", "--offline")] = None
+        "Never go to the network.", "--offline/--no-offline")] = None
     ctx_size: Annotated[int | None, _model(
         "Context length in tokens; 0 takes the model's own, at most 8192.",
         "-c", "--ctx-size", metavar="N")] = None
@@ -117,7 +117,8 @@ class ModelFlags:
         "Text that the answer will resemble, such as a file to edit.",
         "--predict-file", metavar="FILE")] = None
     copy_input: Annotated[bool | None, _drafting(
-        "The answer will resemble the prompt (corrections, rewriting).", "--copy-input")] = None
+        "The answer will resemble the prompt (corrections, rewriting).",
+        "--copy-input/--no-copy-input")] = None
     verify: Annotated[VerifyName | None, _drafting(
         "Rule that checks drafts; chains: coupled, block, rejection, match; trees: coupled, match, "
         "rrs, rrs-iid, spectr, greedy-one, traversal; auto is coupled with a seed, else "
@@ -125,10 +126,10 @@ class ModelFlags:
         "--verify", metavar="RULE")] = None
     lossy: Annotated[bool | None, _drafting(
         "Accept a rule that changes what the model says: --verify typical, rejection-lenient.",
-        "--lossy")] = None
+        "--lossy/--no-lossy")] = None
     exact: Annotated[bool | None, _drafting(
         "Choose the configuration that gives the same bits with and without drafts.",
-        "--exact")] = None
+        "--exact/--no-exact")] = None
 
     temp: Annotated[float | None, _sampling(
         "Temperature; 0 is greedy (0.8).",

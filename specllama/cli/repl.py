@@ -57,6 +57,7 @@ class Terminal:
             completer=ChatCompleter(),
             complete_while_typing=False,
             enable_open_in_editor=True,
+            enable_suspend=True,
             tempfile_suffix=".md",
             color_depth=None if out.colors(sys.stdout) else ColorDepth.DEPTH_1_BIT,
             input=input,
@@ -85,8 +86,9 @@ class Terminal:
 
 
 def _placeholder() -> FormattedText:
-    """What an empty line shows while it waits, and not once it is left."""
-    text = "" if get_app().is_done else "Send a message (/help for help)"
+    """What an empty line shows while it waits: not once it is left, nor what a search has found."""
+    app = get_app()
+    text = "" if app.is_done or app.layout.is_searching else "Send a message (/help for help)"
     return FormattedText([("fg:ansibrightblack", text)])
 
 

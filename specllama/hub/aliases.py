@@ -41,6 +41,8 @@ def load() -> dict[str, Alias]:
     file = path()
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(entries, dict):
+            raise TypeError("it is no JSON object")
         return {name: _checked(name, entry) for name, entry in entries.items()}
     except FileNotFoundError:
         return {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.errors import HubError
+from specllama.hub.gguf import shard_of
 from specllama.hub.references import Reference, Variant, choose, fits, labels, variants
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def find(reference: Reference) -> CachedModel | None:
         UsageError: the repository is cached, but not so that exactly one model fits.
     """
     for snapshot in _snapshots(reference.repo):
-        found = variants(_sizes(snapshot))
+        found = _whole(snapshot)
         if found and (
             reference.select is None or any(fits(variant, reference.select) for variant in found)
         ):
@@ -86,7 +87,7 @@ def _models_of(repo: str) -> list[CachedModel]:
     """The models of all revisions; where two have the same files, the one `find` would find."""
     found: dict[tuple[str, ...], CachedModel] = {}
     for snapshot in _snapshots(repo):
-        here = variants(_sizes(snapshot))
+        here = _whole(snapshot)
         taken = {model.variant.quant for model in found.values()}
         for variant, label in zip(here, labels(here, taken), strict=True):
             found.setdefault(variant.files, _cached(repo, snapshot, variant, label))
@@ -145,6 +146,16 @@ def _snapshots(repo: str) -> list[Path]:
         (base / "snapshots").iterdir(),
         key=lambda path: (path.name != current, -path.stat().st_mtime),
     )
+
+
+def _whole(snapshot: Path) -> list[Variant]:
+    """The models of a revision, all of whose parts are here."""
+    return [variant for variant in variants(_sizes(snapshot)) if _is_whole(variant)]
+
+
+def _is_whole(variant: Variant) -> bool:
+    part = shard_of(variant.file_name)
+    return part is None or len(variant.files) == part[2]
 
 
 def _sizes(snapshot: Path) -> dict[str, int]:

@@ -73,6 +73,21 @@ class Plan:
         return sum(file.size - file.here for file in self.files)
 
 
+def check_room(plans: Sequence[Plan]) -> None:
+    """See that there is room for all of them in the folder that they go to.
+
+    Raises:
+        HubError: there is not.
+    """
+    needed = sum(plan.to_fetch for plan in plans)
+    for plan in plans:
+        if needed > plan.free:
+            raise HubError(
+                f"Need {_gb(needed)}, {_gb(plan.free)} free in {plan.folder}.",
+                "Free some space, take a smaller quantisation, or give another --local-dir.",
+            )
+
+
 class Downloader:
     """Fetches from one repository.
 
@@ -95,7 +110,7 @@ class Downloader:
     ) -> None:
         self.repo = repo
         self._revision = revision
-        self._token = token
+        self._token = token.strip() if token else None
         self._local_dir = local_dir
         self._force = force
 
@@ -137,11 +152,7 @@ class Downloader:
         """
         plan = self.plan(listing, names)
         self._check_free(plan)
-        if plan.to_fetch > plan.free:
-            raise HubError(
-                f"Need {_gb(plan.to_fetch)}, {_gb(plan.free)} free in {plan.folder}.",
-                "Free some space, take a smaller quantisation, or give another --local-dir.",
-            )
+        check_room([plan])
         with self._errors():
             return [
                 file.path.absolute() if file.path else self._fetch(listing, file, on_progress)
@@ -298,7 +309,7 @@ class Downloader:
             yield
         except errors.HFValidationError as error:
             raise UsageError(f"{self.repo!r} is not a repository name.", "user/repo") from error
-        except UnicodeEncodeError as error:  # a header's
+        except (UnicodeEncodeError, httpx2.LocalProtocolError) as error:  # a header's
             raise UsageError(
                 "The Hugging Face token has characters that no token has.",
                 "Correct --token or HF_TOKEN.",

@@ -190,6 +190,8 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _not_found(path: Path, name: str) -> ModelNotFound:
+    if path.is_symlink():
+        return ModelNotFound(f"{name} is a link to {path.readlink()}, which is not there.")
     if _looks_like_a_path(name) or path.parent != Path("."):
         return ModelNotFound(f"Model file not found: {name}.", _nearest_files(path))
     known = [known for known in (*aliases.load(), *catalogue.pairs()) if known != name]
@@ -204,14 +206,14 @@ def _not_found(path: Path, name: str) -> ModelNotFound:
 def _nearest_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f"There is no folder {path.parent}."
-    stems = sorted(file.stem for file in path.parent.glob("*.gguf"))
+    stems = sorted(file.stem for file in path.parent.glob("*.gguf") if file.is_file())
     close = get_close_matches(path.stem, stems, n=3, cutoff=0.5) or stems[:3]
     names = ", ".join(f"{stem}.gguf" for stem in close)
     return f"Nearest in that folder: {names}." if names else "That folder has no .gguf."
 
 
 def _models_in(folder: Path) -> str:
-    names = sorted(file.name for file in folder.glob("*.gguf"))[:5]
+    names = sorted(file.name for file in folder.glob("*.gguf") if file.is_file())[:5]
     return f"Give a file in it: {', '.join(names)}." if names else "It holds no .gguf files."
 
 

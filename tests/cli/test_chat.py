@@ -323,6 +323,12 @@ def test_context_counts_tokens_and_turns(chat: Chat) -> None:
     )
 
 
+def test_context_counts_what_goes_with_the_next_question(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("three little words\n")
+    before, after = chat("/context", f"/read {tmp_path / 'notes.txt'}", "/context").out.splitlines()
+    assert before.startswith("0 of") and not after.startswith("0 of")
+
+
 def test_read_sends_a_file_with_the_next_message(
     chat: Chat, decoder: FakeDecoder, tmp_path: Path
 ) -> None:
@@ -343,6 +349,13 @@ def test_a_file_that_does_not_fit_is_refused_and_one_that_does_can_be_taken_back
     assert "Context full (20 tokens)." in result.err
     assert 'Taken back: <file name="small">' in result.err
     assert decoder.prompts[1] == [("user", "a"), ("assistant", "one"), ("user", "b")]
+
+
+def test_a_number_that_is_too_long_is_a_sentence(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text("[" + "1" * 5000 + "]")
+    result = chat(f"/load {tmp_path / 'talk.json'}", "a")
+    assert "talk.json is not JSON: " in result.err
+    assert result.out == "one\n"
 
 
 def test_text_that_is_no_text_is_a_sentence(chat: Chat, tmp_path: Path) -> None:

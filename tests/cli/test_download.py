@@ -162,6 +162,21 @@ def test_a_draft_that_is_not_there_is_told_before_anything_is_fetched(
     assert stocked.downloads() == 0
 
 
+def test_a_pair_has_to_fit_before_its_target_is_fetched(
+    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = "user/draft-GGUF"
+    data = stocked.repos[REPO]["m-Q4_K_M.gguf"]
+    stocked.repos[draft] = {"d-Q4_K_M.gguf": data}
+    room = SimpleNamespace(free=2 * len(data) - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
+    result = cli("download", REPO, "--draft", draft)
+    assert (result.code, stocked.downloads()) == (1, 0)
+    assert "Free some space" in result.err
+    room.free += 1
+    assert cli("download", REPO, "--draft", draft).code == 0
+
+
 def test_no_file_of_a_folder_is_replaced_unasked(
     cli: Cli, stocked: StandIn, tmp_path: Path
 ) -> None:
@@ -252,15 +267,30 @@ def test_gated(cli: Cli, stocked: StandIn) -> None:
     assert cli("download", REPO, "--token", stocked.token).code == 0
 
 
-@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize(
+    ("token", "variable"), [("“hf_secret”", False), ("“hf_secret”", True), ("hf_sec\nret", False)]
+)
 def test_a_token_that_cannot_be_one(
-    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch, variable: bool
+    cli: Cli, stocked: StandIn, monkeypatch: pytest.MonkeyPatch, token: str, variable: bool
 ) -> None:
+    """It is a secret all the same."""
     if variable:
-        monkeypatch.setenv("HF_TOKEN", "“hf_secret”")
-    result = cli("download", REPO, *([] if variable else ["--token", "“hf_secret”"]))
-    assert result.code == 2
+        monkeypatch.setenv("HF_TOKEN", token)
+    result = cli("download", REPO, *([] if variable else ["--token", token]))
+    assert (result.code, "hf_sec" in result.err) == (2, False)
     assert "Correct --token or HF_TOKEN." in result.err
+
+
+def test_a_token_with_the_line_break_of_its_file(cli: Cli, stocked: StandIn) -> None:
+    stocked.gated.add(REPO)
+    assert cli("download", REPO, "--token", f"{stocked.token}\n").code == 0
+
+
+def test_one_part_of_a_model_is_no_model(cli: Cli, stocked: StandIn) -> None:
+    cli("download", REPO, "m-Q8_0-00001-of-00002.gguf")
+    assert "Q8_0" not in cli("list").out
+    result = cli("download", f"{REPO}:Q8_0", "--offline")
+    assert (result.code, result.out) == (1, "")
 
 
 def test_not_found(cli: Cli, stocked: StandIn) -> None:

@@ -105,7 +105,7 @@ def test_own_settings(batch: Command) -> None:
     [
         ("{nonsense", "not JSON"),
         ("[1]", "not a JSON object"),
-        ({"id": 3}, "either prompt or messages"),
+        ({"id": 7}, "either prompt or messages"),
         ({"prompt": "a", "messages": []}, "either prompt or messages"),
         ({"prompt": 3}, "prompt must be a text"),
         ({"prompt": ""}, "empty"),
@@ -137,6 +137,13 @@ def test_a_bad_line_costs_no_other(batch: Command, line: Any, why: str) -> None:
     assert why in bad["error"]["message"]
     assert f"Line 2: {bad['error']['message']}" in result.err
     assert "2 of 3" in result.err
+
+
+def test_an_id_that_is_another_lines_number(batch: Command) -> None:
+    """Both would be 1."""
+    first, second = parsed(batch([{"prompt": "abc"}, {"prompt": "de", "id": 1}]))
+    assert first["text"] == says("abc")
+    assert "used twice" in second["error"]["message"]
 
 
 def test_a_bad_line_costs_no_other_in_a_file(batch: Command) -> None:
@@ -203,6 +210,26 @@ class TestResuming:
         batch([*self.LINES], "-o", str(batch.output))
         batch([*self.LINES[:1], {"prompt": "i"}], "-o", str(batch.output))
         assert [answer["text"] for answer in batch.answers] == [says("abc"), says("i")]
+
+    @pytest.mark.parametrize(
+        "other",
+        [("-m", "other.gguf"), ("--temp", "1"), ("-sys", "Be brief."), ("--raw",)],
+    )
+    def test_answers_of_another_model_or_settings_are_told(
+        self, batch: Command, other: tuple[str, ...]
+    ) -> None:
+        """Comparing two models, one forgets another -o."""
+        batch([*self.LINES], "-o", str(batch.output))
+        before = batch.answers
+        assert {answer["model"] for answer in before} == {"fake"}
+        result = batch([*self.LINES, {"prompt": "i"}], "-o", str(batch.output), *other)
+        assert f"3 answers in {batch.output} came from another model or other" in result.err
+        assert batch.answers[:3] == before
+
+    def test_how_it_drafts_makes_no_other_answers(self, batch: Command) -> None:
+        batch([*self.LINES], "-o", str(batch.output))
+        more = ("--drafter", "suffix", "--draft-max", "3", "--no-adaptive")
+        assert "another model" not in batch([*self.LINES], "-o", str(batch.output), *more).err
 
     def test_another_file_is_not_overwritten(self, batch: Command) -> None:
         batch.output.write_text("precious\ntext\n")

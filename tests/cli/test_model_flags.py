@@ -143,6 +143,16 @@ def test_other_drafters_are_not(opened: Opened, options: list[str]) -> None:
     assert run(["generate", "Hi", *options]) == 0
 
 
+@pytest.mark.parametrize("name", ["exact", "store", "translate"])
+def test_a_flag_takes_back_what_is_configured(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"SPECLLAMA_{name.upper()}", "on")
+    for more, on in ([], True), ([f"--no-{name}"], False):
+        run(["generate", "Hi", *more])
+        assert getattr(opened.options["options"], name) is on
+
+
 def test_a_lossy_rule_is_told(opened: Opened, capsys: pytest.CaptureFixture[str]) -> None:
     run(["generate", "Hi", "--verify", "typical", "--lossy"])
     assert capsys.readouterr().err.startswith("Warning: Not exact: typical acceptance")

@@ -76,6 +76,8 @@ def test_llama_cpp_spellings() -> None:
         ("SPECLLAMA_TEMP", "0", "temp", 0.0),
         ("SPECLLAMA_OFFLINE", "1", "offline", True),
         ("SPECLLAMA_ADAPTIVE", "false", "adaptive", False),
+        ("SPECLLAMA_STORE", "on", "store", True),
+        ("SPECLLAMA_STORE", "0", "store", False),
         ("SPECLLAMA_TENSOR_SPLIT", "3,1", "tensor_split", (3.0, 1.0)),
         ("SPECLLAMA_STOP", "END", "stop", ("END",)),
         ("SPECLLAMA_TARGET", "7", "target", "7"),

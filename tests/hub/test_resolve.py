@@ -53,6 +53,17 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     assert "zebra" not in caught.value.hint
 
 
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    """As when the cache was cleaned that it led into."""
+    gone, link = tmp_path / "gone.gguf", tmp_path / "m.gguf"
+    link.symlink_to(gone)
+    with pytest.raises(ModelNotFound, match=f"m.gguf is a link to {gone}, which is not there"):
+        resolve(str(link))
+    with pytest.raises(ModelNotFound, match="Model file not found") as caught:
+        resolve(str(tmp_path / "m2.gguf"))
+    assert caught.value.hint == "That folder has no .gguf."
+
+
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="There is no folder"):
         resolve(str(tmp_path / "none" / "m.gguf"))
