@@ -150,7 +150,6 @@ class Text:
 
     def __init__(self, show_draft: bool) -> None:
         self._draft_style = DRAFT_STYLE if show_draft else ""
-        self._ends_line = False
         if show_draft and out.colors(sys.stdout):
             out.status(f"{out.styled('green', DRAFT_STYLE)}: drafted and accepted")
 

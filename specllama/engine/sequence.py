@@ -45,15 +45,15 @@ class Sequence:
     Attributes:
         key: its slot: the sequence id in every cache.
         ids: prompt and emitted tokens; the last one is in no cache.
+        n_prompt: how many of them are the prompt.
+        n_cached: how many of these were still in the cache.
+        read_s: seconds spent on reading the others.
         drafters: those of the engine that may draft for it.
         dull: by drafter, how strong an idea has to be to be heard (`Drafter.idea`).
         guesses: of free drafters, for the next token, which were not verified.
-        n_prompt: how many of them are the prompt.
         chance, draft_chance: randomness of the rule, and of the drafts (greedy at temperature 0).
         draft_best: see `drafting.protocol.Want.best`.
         keeps_laws: proposals have to carry the laws they were drawn from.
-        n_cached: how many of those were still in the cache.
-        read_s: seconds spent on reading the others.
         finish: why it ended, None while it lives.
         dropped: latest tokens taken back because they belong to a stop string.
     """

@@ -89,7 +89,7 @@ def check_files(target: Path, draft: Path) -> PairReport:
 def compare(target: Vocabulary, draft: Vocabulary) -> PairReport:
     """Compare two vocabularies id by id."""
     shared = min(len(target), len(draft))
-    differing = _differing(target, draft, shared)
+    differing = _differing(target, draft)
     first = None
     if differing:
         lowest = differing[0]
@@ -120,7 +120,7 @@ def token_bytes(vocabulary: Vocabulary, id: int) -> bytes:
     return text
 
 
-def _differing(target: Vocabulary, draft: Vocabulary, shared: int) -> list[int]:
+def _differing(target: Vocabulary, draft: Vocabulary) -> list[int]:
     """Ids whose bytes differ; stored texts are compared first, their meaning only in doubt."""
     same_kind = target.kind == draft.kind
     return [
@@ -128,7 +128,7 @@ def _differing(target: Vocabulary, draft: Vocabulary, shared: int) -> list[int]:
         for id, texts in enumerate(zip(target.texts, draft.texts, strict=False))
         if (texts[0] != texts[1] or not same_kind)
         and token_bytes(target, id) != token_bytes(draft, id)
-    ][:shared]
+    ]
 
 
 def _reason(first: TokenDifference | None) -> str:

@@ -160,11 +160,6 @@ class Model:
         return int(self._lib.llama_model_n_swa(self.handle))
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return int(self._lib.llama_model_size(self.handle))
-
-    @property
     def can_generate(self) -> bool:
         """False for encoders and embedding models."""
         return bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(

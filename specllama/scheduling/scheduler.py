@@ -59,7 +59,7 @@ class Bet:
     Attributes:
         kind: of drafter and sampling, "" where nothing was drafted (see `Scheduler.acceptance`).
         expected: what its proposal is expected to give.
-        confidences, first_look: see `policy.Policy`.
+        confidences: see `policy.Policy`.
         draft_s: seconds its drafting is expected to take, None where that is not known.
         asked: the last drafter that was asked, "" for none.
     """

@@ -18,7 +18,6 @@ from specllama.text.gbnf import alternatives, literal, repeated, sequence
 Ranges = list[tuple[int, int]]
 """Code points, as inclusive ranges."""
 
-_BEGINNINGS = ((sre.AT, sre.AT_BEGINNING), (sre.AT, sre.AT_BEGINNING_STRING))
 _ENDS = ((sre.AT, sre.AT_END), (sre.AT, sre.AT_END_STRING))
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
