@@ -325,7 +325,7 @@ class Machine:
         clock.now += ASKING_S * live.account.may_draft
         depth = min(live.request.draft_max, len(truth) - 1)
         limits = {0: Limits(depth, DRAFT_MAX, 0)}
-        (plan,) = propose([live], limits, [self._suffix, self._drafter], scheduler)  # type: ignore[list-item]
+        (plan,) = propose([live], limits, [self._suffix, self._drafter], scheduler, [live])  # type: ignore[list-item]
         propose_s = clock.now - started
         proposal = plan.proposal
         size = scheduler.size_for(1 + len(proposal))

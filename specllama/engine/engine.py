@@ -340,12 +340,15 @@ class Engine:
             self.scheduler.costs.reach(self.cache.n_cells)
         if not any(live.request.drafters for live in lives):
             return self._plain_round(lives)
-        if self.scheduler.rests(len(lives)) and not any(map(self._is_prompted, lives)):
-            self._plain_round(lives)
-            return self.scheduler.rested([live.account for live in lives])
-        self.scheduler.begin(len(lives))
+        asked, resting = lives, self.scheduler.rests(len(lives))
+        if resting:
+            asked = [live for live in lives if self._is_prompted(live)]
+            if not (asked or self.scheduler.costs.is_changing):
+                self._plain_round(lives)
+                return self.scheduler.rested([live.account for live in lives])
+        self.scheduler.begin(len(lives), resting=resting)
         started = time.perf_counter()
-        plans = propose(lives, self._limits(lives), self.drafters, self.scheduler)
+        plans = propose(lives, self._limits(lives), self.drafters, self.scheduler, asked)
         seconds = propose_s = time.perf_counter() - started
         shares: list[Share] = []
         for group in self._groups(list(zip(lives, plans, strict=True))):

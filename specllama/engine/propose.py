@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specllama.drafting.protocol import Drafter, Want
@@ -42,6 +42,7 @@ def propose(
     limits: Mapping[int, Limits],
     drafters: Sequence[Drafter],
     scheduler: Scheduler,
+    asked: Collection[Live],
 ) -> list[Plan]:
     """The best proposal for every live sequence, empty where drafting does not pay.
 
@@ -50,8 +51,9 @@ def propose(
 
     Args:
         limits: what each sequence (by key) may draft now.
+        asked: those of them that may have something to draft.
     """
-    able = [live for live in lives if limits[live.key].depth > 0 and _may_draft(live)]
+    able = [live for live in asked if limits[live.key].depth > 0 and _may_draft(live)]
     if not any(limits[live.key].depth for live in lives):
         scheduler.stay()
     for live in able:
@@ -191,7 +193,7 @@ class _Goal:
             return Policy(acceptance, request.draft_p_min, ready)
         least = PROBE_TOKENS if self._probing or drafter.free else 0
         return Stopping(
-            scheduler,
+            scheduler.alone if drafter.free and scheduler.n_live > 1 else scheduler,
             drafter.name,
             acceptance,
             rate=self._rate,

@@ -44,14 +44,16 @@ class Account:
         """Seconds that the next round may lose: it emits a token, which takes a plain round.
 
         A little of the budget is left for decodes that take longer than they usually do, less
-        where a device of its own takes them. Where tokens are fast, it is no more than a share of
+        where a device of its own takes them. Sequences that share a round share its milliseconds:
+        each waits for the drafts of all. Where tokens are fast, it is no more than a share of
         the reply as it is expected: `_RISKED_SHARE`, or `_STAKED_SHARE` of what drafting promises
         to save.
         """
-        one = self._scheduler.plain_s / self._scheduler.n_live
+        n_live = self._scheduler.n_live
+        one = self._scheduler.plain_s / n_live
         elapsed = self._plain + one
         reserve = _RESERVE_S if not self._scheduler.costs.switch_s else _SMALL_RESERVE_S
-        budget = BUDGET_SHARE * elapsed + BUDGET_S - reserve
+        budget = BUDGET_SHARE * elapsed + (BUDGET_S - reserve) / n_live
         share = max(_RISKED_SHARE, _STAKED_SHARE * self.promised)
         return min(budget, share * max(elapsed, self._usual * one)) - self._lost
 

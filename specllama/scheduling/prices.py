@@ -19,8 +19,17 @@ class _Prices:
     kept: int
     before: int
     batch_s: dict[int, float] = field(default_factory=dict)
+    alone_s: dict[int, float] = field(default_factory=dict)
     worst_s: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+
+
+class Alone:
+    """Prices for one sequence whose drafts come when they come, whatever the others do."""
+
+    def __init__(self, prices: RoundPrices) -> None:
+        self.batch_s = prices.alone_s
+        self.draft_s = prices.draft_s
 
 
 class RoundPrices:
@@ -110,17 +119,43 @@ class RoundPrices:
             prices[n_tokens] = self._in_batches(self.n_live * n_tokens, self._charged_s)
         return prices[n_tokens]
 
+    def alone_s(self, n_tokens: int) -> float:
+        """The same if one of them brings so many and the others one token, for whom it waits.
+
+        What the round takes longer then counts once for each, since nobody else gains by it.
+        """
+        if self.n_live == 1:
+            return self.batch_s(n_tokens)
+        prices = self._here.alone_s
+        if n_tokens not in prices:
+            whole = self._in_batches(self.n_live - 1 + n_tokens, self._charged_s)
+            prices[n_tokens] = self._for_each(whole, self.batch_s(1))
+        return prices[n_tokens]
+
+    def _for_each(self, seconds: float, plain_s: float) -> float:
+        """A round of which one is the cause, if it took as much longer for each one's sake."""
+        return plain_s + self.n_live * (seconds - plain_s)
+
     def steady_s(self, n_tokens: int) -> float:
         """The same where every round is of that size."""
         return self._in_batches(self.n_live * n_tokens, self.costs.target_s)
 
     def worst_s(self, n_tokens: int) -> float:
-        """The same with dear guesses for unseen sizes, and the way back to plain decoding."""
+        """`batch_s` with dear guesses for unseen sizes, and the way back to plain decoding."""
+        return self._worst_s(self.n_live * n_tokens)
+
+    def worst_alone_s(self, n_tokens: int) -> float:
+        """`alone_s` with these."""
+        whole = self._worst_s(self.n_live - 1 + n_tokens)
+        return whole if self.n_live == 1 else self._for_each(whole, self.plain_s)
+
+    def _worst_s(self, n_tokens: int) -> float:
+        """Seconds of a round of so many tokens in all."""
         if n_tokens not in self._here.worst_s:
             self._here.worst_s[n_tokens] = self._in_batches(
-                self.n_live * n_tokens, lambda n: self.costs.worst_s(self.padded(n))
+                n_tokens, lambda n: self.costs.worst_s(self.padded(n))
             )
-        size = self.padded(self.n_live * n_tokens)
+        size = self.padded(n_tokens)
         if size not in self._there_and_back_s:
             self._there_and_back_s[size] = self._changing_s(size)
         return self._here.worst_s[n_tokens] + self._there_and_back_s[size]

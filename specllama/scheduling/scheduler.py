@@ -24,7 +24,7 @@ from specllama.scheduling.graphs import CHANGING
 from specllama.scheduling.kept_size import KeptSize
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
-from specllama.scheduling.prices import RoundPrices
+from specllama.scheduling.prices import Alone, RoundPrices
 from specllama.scheduling.table import CostTable
 from specllama.scheduling.typical import Typical
 from specllama.verification.types import Proposal
@@ -110,20 +110,23 @@ class _Patience:
 class Scheduler(RoundPrices):
     """What one engine has learned about costs and acceptance.
 
-    What a sequence gains by drafting is judged as if all live ones did the same: then the round's
-    batch grows by as many tokens for each of them.
+    What a sequence gains by a draft model is judged as if all live ones did the same, since all are
+    asked at once: then the round's batch grows by as many tokens for each of them. Free drafters
+    have their ideas when they have them, and are judged as if the others drafted nothing.
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
         kept_graphs: see `Costs`.
 
     Attributes:
+        alone: prices for drafts of one sequence.
         ahead: what is drafted while the target is at work.
         kept: the size of decodes that drafting keeps.
     """
 
     def __init__(self, max_batch: int = 1 << 30, *, kept_graphs: GraphsKept = "latest") -> None:
         super().__init__(max_batch, kept_graphs=kept_graphs)
+        self.alone = Alone(self)
         self._begin_with({})
         self._overhead = Typical()
         self._drag = 1.0
@@ -132,7 +135,7 @@ class Scheduler(RoundPrices):
         self._expected_s: float | None = 0.0
         self._paying = False
         self._rest = self._rested = 0
-        self._may_rest = False
+        self._may_rest = self._resting = False
 
     def _begin_with(self, known: Mapping[str, dict[str, list[float]]]) -> None:
         """Know no more of the drafters than this, by kind: other models may bear their names."""
@@ -144,9 +147,14 @@ class Scheduler(RoundPrices):
         self.kept = KeptSize(self)
         self.ahead = Ahead(self)
 
-    def begin(self, n_live: int) -> None:
-        """A round of so many sequences starts."""
+    def begin(self, n_live: int, *, resting: bool = False) -> None:
+        """A round of so many sequences starts.
+
+        Args:
+            resting: in the midst of a rest; what some of them do in it does not end that.
+        """
         self._price(n_live)
+        self._resting = resting
         if not self.age:
             self._drafts.clear()
         self._drafting_s, self._expected_s = 0.0, 0.0
@@ -227,8 +235,9 @@ class Scheduler(RoundPrices):
             slack -= self.costs.catching_up_s(n_unread, _UNREAD_SHARE * self.plain_s)
 
         def dear(n: int) -> bool:
-            draft_s = self._dear_draft_s(name, min(n, depth)) if name else 0.0
-            return self.worst_s(1 + n) + draft_s > slack
+            if not name:
+                return self.worst_alone_s(1 + n) > slack
+            return self.worst_s(1 + n) + self._dear_draft_s(name, min(n, depth)) > slack
 
         if not dear(nodes):
             return nodes
@@ -452,6 +461,9 @@ class Scheduler(RoundPrices):
 
     def _settle_in(self, shares: Sequence[Share]) -> None:
         """Where nobody drafted for want of gain, the next rounds will hardly be different."""
+        if self._resting:
+            self._rest, self._rested = self._rest - 1, 0
+            return
         busy = self._paying or self._drafting_s or self.costs.is_changing
         calm = self._may_rest and not busy and not any(share.n_drafted for share in shares)
         self._rest, self._rested = (_REST if calm else 0), 0
