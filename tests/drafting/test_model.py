@@ -172,12 +172,32 @@ def test_go_on_can_end_a_chain_before_the_next_decode() -> None:
     assert drafter.propose([replace(brief, ids=ids)])[0].tokens == said(ids, 2)
 
 
-def test_no_room_for_the_whole_draft() -> None:
-    drafter, fake = drafter_over(n_ctx=8)
+@pytest.mark.parametrize("n_ctx", [8, 64])
+def test_no_room_for_the_whole_draft(n_ctx: int) -> None:
+    """In the cache, or in a sequence's own part of it."""
+    drafter, fake = drafter_over(n_ctx=n_ctx)
+    fake.n_ctx_seq = 8
     assert len(drafter.propose([want([1] * 5)])[0]) == 0
     assert len(drafter.propose([want([1] * 5, limit=3)])[0]) == 3
     assert len(drafter.propose([want([1] * 8, limit=1)])[0]) == 0
     assert fake.length(0) <= 8
+
+
+@pytest.mark.parametrize("n_ctx", [8, 64])
+def test_a_prompt_that_does_not_fit_is_not_read(n_ctx: int) -> None:
+    drafter, fake = drafter_over(n_ctx=n_ctx)
+    fake.n_ctx_seq = 8
+    drafter.read(0, [1] * 8)
+    assert not fake.batches
+    drafter.read(0, [1] * 7)
+    assert fake.batches == [6]
+
+
+def test_a_prompt_takes_the_cells_of_another_sequence() -> None:
+    drafter, fake = drafter_over(n_ctx=16, n_seq=2)
+    for key in range(2):
+        drafter.read(key, [key] * 12)
+    assert [fake.length(key) for key in range(2)] == [0, 11]
 
 
 def test_rewritten_ids_need_a_rewind() -> None:

@@ -231,6 +231,10 @@ class FakeModel:
             raise BatchError(f"a batch of {count} tokens, capacity {self.n_batch}")
         if len(self.cells) + count > self.n_ctx:
             raise BatchError(f"{len(self.cells)} + {count} cells of {self.n_ctx}")
+        if sum(outputs) > self.n_outputs:
+            raise BatchError(f"logits of {sum(outputs)} tokens; there is room for {self.n_outputs}")
+        if max(positions) >= self.n_ctx_seq:
+            raise BatchError(f"position {max(positions)} of {self.n_ctx_seq}")
         if not all(0 <= token < self.n_vocab for token in tokens):
             raise BatchError(f"foreign tokens in {tokens}")
         ids = {seq for owned in sequences for seq in owned}

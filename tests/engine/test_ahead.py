@@ -138,6 +138,15 @@ def test_less_time_makes_some_of_it(count: int) -> None:
     assert live.stats.acceptance == 1.0
 
 
+@pytest.mark.parametrize("overran", [False, True])
+def test_a_decode_that_drafting_outlasted_is_not_measured(overran: bool) -> None:
+    """It took as long as the drafting did."""
+    engine, _ = opened(WORDS, 2)
+    target_of(engine).overran = overran
+    run(engine, request(PROMPT, draft_max=1, max_tokens=20))
+    assert engine.scheduler.costs.measured(2) == (not overran)
+
+
 def test_only_where_the_target_answers_later() -> None:
     engine, drafter = opened(WORDS, None)
     engine.scheduler.ahead.fitting = lambda name, n_tokens, n_lives: 9  # type: ignore[method-assign]

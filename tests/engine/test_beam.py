@@ -16,7 +16,7 @@ from specllama.drafting.protocol import Seen
 from specllama.drafting.recycle import RecycleDrafter
 from specllama.engine.beam import BeamSearch, BeamSettings, Hypothesis
 from specllama.errors import EngineError
-from specllama.llama.branches import Branches
+from specllama.llama.branches import Branches, Node
 from specllama.llama.cache import TokenCache
 from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, Language, language, near
 
@@ -156,6 +156,31 @@ def test_a_draft_that_knows_fewer_tokens() -> None:
     same(run(search, target, prompt), plain(words, prompt, how)[0])
     drafter.close()
     assert backend.held <= {0}
+
+
+def test_foreign_ids_are_neither_said_nor_read_by_a_draft() -> None:
+    """Those it has not, and those that mean something else to it, though it likes them best."""
+    foreign = [1, 5, *range(12, N_VOCAB)]
+
+    def liking(ids: tuple[int, ...]) -> np.ndarray:
+        return language(5)(ids) + 9.0 * np.isin(np.arange(N_VOCAB), foreign).astype(np.float32)
+
+    backend = FakeModel(liking, n_seq=24, n_batch=32)
+    drafter = ModelBeams(Follower(backend, 12, (1, 5)), 0, [2, 3], range(1, 24))
+    root = Node.root(3)
+    (ways,) = drafter.ways([root], 8)
+    assert ways and not {token for token, _ in ways} & set(foreign)
+    below = [root.child(token) for token in (4, 5, 12)]
+    known = drafter.ways(below, 8)
+    assert [len(ways) > 0 for ways in known] == [True, False, False]
+
+
+@pytest.mark.parametrize("text", [[1] * 12, [2, 13, 4]], ids=["too long", "foreign"])
+def test_a_draft_that_cannot_read_the_text_says_nothing(text: list[int]) -> None:
+    backend = FakeModel(language(5), n_ctx=8, n_seq=4)
+    drafter = ModelBeams(Follower(backend, 12), 0, text, range(1, 4))
+    assert not any(drafter.ways([Node.root(text[-1])], 3))
+    assert (backend.batches, drafter.batches) == ([], 0)
 
 
 def test_a_full_cache_ends_the_search() -> None:

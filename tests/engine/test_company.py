@@ -188,6 +188,14 @@ class TestAFullCache:
         assert reply(fourth) == expected(WORDS, fourth.request)[0]
         assert [engine.cache.length(slot) > 0 for slot in range(4)] == [False, True, True, True]
 
+    def test_idle_slots_give_way_to_drafts(self) -> None:
+        engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=64), [chain(right(WORDS))], n_slots=2)
+        run_all(engine, [engine.add(request([1] * 25, max_tokens=5, drafters=()))])
+        live = engine.add(request([2] * 20, max_tokens=21, draft_max=6))
+        run_all(engine, [live])
+        assert (live.stats.rounds, live.stats.drafted) == (3, 18)
+        assert [engine.cache.length(slot) > 0 for slot in range(2)] == [False, True]
+
     def test_the_younger_gives_way_and_goes_on_later(self) -> None:
         target = FakeModel(WORDS, n_seq=2, n_ctx=64)
         draft = FakeModel(near(WORDS, 5, 0.4), n_seq=2, n_ctx=64)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specllama.drafting.follower import Follower
 from specllama.drafting.model import ModelDrafter
-from specllama.drafting.protocol import Want
+from specllama.drafting.protocol import Seen, Want
 from specllama.drafting.suffix import SuffixDrafter
 from specllama.engine.engine import Engine
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.sampling.params import SamplingParams
 from specllama.verification import RULES
 from specllama.verification.types import Proposal
-from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, Language, language, near
+from tests.engine.fake_model import END, N_VOCAB, FakeModel, Fault, Language, Row, language, near
 from tests.engine.harness import (
     GREEDY,
     PLAIN,
@@ -63,6 +65,19 @@ def chain(tokens: Any, length: int = 99) -> Script:
     return Script(
         lambda want: Proposal.chain(tokens(want.ids, min(length, want.limit))),
     )
+
+
+@dataclass
+class Learner(Script):
+    """Keeps what it is taught."""
+
+    learns: bool = True
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def observe(self, key: int, seen: Sequence[Seen]) -> None:
+        self.tokens += [one.token for one in seen]
+        self.rows += [one.row.copy() for one in seen]
 
 
 def following(draft: FakeModel, *limits: Any, **settings: Any) -> ModelDrafter:
@@ -124,6 +139,16 @@ class TestScripts:
     def test_sources(self, rule: str, rollback: str) -> None:
         outcome = self.outcome(chain(ORACLE, 2), rule, rollback, max_tokens=6)
         assert [event.source for event in outcome.events] == ["script", "script", ""] * 2
+
+    @pytest.mark.parametrize("length", [0, 3])
+    def test_learners_see_all_that_is_said(self, rule: str, rollback: str, length: int) -> None:
+        """Drafted or not, with the rows behind it; the last token has none yet."""
+        learner = Learner(chain(ORACLE, length).says)
+        tokens = self.outcome(learner, rule, rollback, max_tokens=9).tokens
+        assert learner.tokens == [PROMPT[-1], *tokens[:-1]]
+        ids = [*PROMPT, *tokens]
+        for place, row in enumerate(learner.rows, start=len(PROMPT)):
+            np.testing.assert_array_equal(row, WORDS(tuple(ids[:place])))
 
     def test_the_cache_is_used(self, rule: str) -> None:
         """A right chain costs one decode of its own length a round and nothing else."""
@@ -191,6 +216,19 @@ class TestTrees:
         engine = Engine(target, [tree(GREEDY, place=2, good=3)], linear=True)
         run(engine, request(PROMPT, max_tokens=12))
         assert target.batches == [4, 10, 13, 13]
+
+    def test_a_linear_cache_keeps_nothing_behind_what_is_dropped(self) -> None:
+        """Of a tree that is not in depth-first order, the first leaf may be the second token."""
+
+        def says(want: Want) -> Proposal:
+            (token,) = ORACLE(want.ids, 1)
+            return Proposal((token + 1, token, 7), (-1, -1, 0), (None,) * 4)
+
+        target = FakeModel(WORDS, n_seq=2)
+        engine = Engine(target, [Script(says)], linear=True)
+        outcome = run(engine, request([1, 2], max_tokens=7, is_end=lambda token: False))
+        assert outcome.stats.accepted == 3
+        assert target.batches == [1, 4, 5, 5, 2]
 
     def test_no_room_for_branches(self) -> None:
         """A memory that cannot be cut, or too few ids: drafters are told to draft no trees."""
@@ -391,6 +429,29 @@ class TestPrompts:
         assert live.n_cached == len(first) - 1
 
 
+    @pytest.mark.parametrize("change", [Engine.hold, Engine.take_in])
+    def test_drafters_are_told_that_a_slot_has_another_text(self, change: Any) -> None:
+        """`Script` sees to it that ids do not change unless it is told."""
+        engine = engine_with(WORDS, chain(ORACLE, 3))
+        run(engine, request(PROMPT, max_tokens=9))
+        other = [8, *PROMPT, 2]
+        assert change(engine, other) == 0
+        asked = request([*other, 5], max_tokens=9)
+        assert run(engine, asked).tokens == expected(WORDS, asked)[0]
+
+    def test_nothing_is_left_of_what_is_forgotten(self) -> None:
+        target, draft = FakeModel(WORDS), FakeModel(WORDS)
+        engine = Engine(target, [following(draft)])
+        live = engine.add(request(PROMPT))
+        engine.step()
+        with pytest.raises(EngineError, match="still running"):
+            engine.forget()
+        engine.cancel(live)
+        assert target.held == draft.held == {0}
+        engine.forget()
+        assert target.held == draft.held == set()
+
+
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
@@ -452,7 +513,8 @@ class TestModelDrafter:
         assert run(engine, request(range(12), max_tokens=12)).stats.acceptance == 1.0
 
     @pytest.mark.parametrize("name", ["coupled", "match", "rejection", "block"])
-    def test_foreign_ids_are_never_drafted(self, name: str) -> None:
+    @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "sampled"])
+    def test_foreign_ids_are_never_drafted(self, name: str, sampling: SamplingParams) -> None:
         """The draft has four ids more, and two that mean something else; it likes those best."""
 
         def liking(context: tuple[int, ...]) -> Any:
@@ -470,7 +532,7 @@ class TestModelDrafter:
             return proposals
 
         drafter.propose = spy  # type: ignore[method-assign]
-        asked = request(PROMPT, name, sampling=PLAIN, max_tokens=30)
+        asked = request(PROMPT, name, sampling=sampling, max_tokens=30)
         outcome = run(engine_with(WORDS, drafter), asked)
         assert drafted
         assert not {2, 6, *range(N_VOCAB, N_VOCAB + 4)} & set(drafted)
@@ -538,6 +600,34 @@ class TestFaults:
         for history in ([*PROMPT, 2, 2], [*PROMPT, *PROMPT, 7]):
             again = request(history, sampling=PLAIN, max_tokens=5)
             assert run(engine, again).tokens == expected(WORDS, again)[0]
+
+    @pytest.mark.parametrize("when", ["before", "half", "after"])
+    @pytest.mark.parametrize("call", [0, 1, 2])
+    def test_a_prompt_that_was_not_held(self, when: Any, call: int, rollback: str) -> None:
+        engine = engine_with(WORDS, rollback=rollback, n_batch=4)
+        engine.backend.faults[call] = Fault(KeyboardInterrupt, when)  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt):
+            engine.hold([*PROMPT, *PROMPT])
+        self.works(engine)
+
+    def test_a_prefix_that_was_not_shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C behind the call that copies another slot's cells."""
+        target = FakeModel(WORDS, n_seq=2, n_ctx=192)
+        engine = Engine(target, n_slots=2)
+        engine.add(request(PROMPT))
+        engine.step()
+        fork = target.fork
+
+        def broken(source: int, seq: int) -> None:
+            fork(source, seq)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(target, "fork", broken)
+            engine.add(request([*PROMPT, 2]))
+        assert target.held == {0}
+        engine.cancel_all()
+        self.works(engine)
 
     def test_a_drafter_that_raises(self, rollback: str) -> None:
         def says(want: Want) -> Proposal:
@@ -640,6 +730,25 @@ class TestManySequences:
             check(engine, lives)
         for live, one in zip(lives, asked, strict=True):
             assert live.ids[live.n_prompt :] == expected(WORDS, one, 192)[0]
+
+    @pytest.mark.parametrize("n_lives", [1, 2])
+    def test_no_more_logits_than_there_is_room_for(self, n_lives: int) -> None:
+        target = FakeModel(WORDS, n_outputs=4, n_seq=n_lives)
+        engine = Engine(target, [chain(ORACLE)], n_slots=n_lives)
+        asked = request(PROMPT)
+        lives = [engine.add(asked) for _ in range(n_lives)]
+        while any(live.finish is None for live in lives):
+            engine.step()
+        assert [live.ids[live.n_prompt :] for live in lives] == [expected(WORDS, asked)[0]] * n_lives
+        assert max(target.batches[1:]) == 4
+
+    def test_those_that_fit_into_a_decode_share_it(self) -> None:
+        target = FakeModel(WORDS, n_seq=3, n_ctx=192)
+        engine = Engine(target, [chain(ORACLE, 3)], n_slots=3, max_batch=8)
+        for n in range(3):
+            engine.add(request([n], max_tokens=4))
+        engine.step()
+        assert target.batches == [8, 4]
 
     def test_a_new_turn_takes_the_slot_that_knows_it(self) -> None:
         target = FakeModel(WORDS, n_seq=2, n_ctx=192)

@@ -302,6 +302,8 @@ class TestEnds:
         ideas.strength = 5
         assert steps(made, live, weighed, 1) == [True]
         assert live.stats.by_source["text"].accepted == 1
+        ideas.strength = 0
+        assert steps(made, live, weighed, 2) == [True, False]
         ideas.strength = 1
         assert steps(made, live, weighed, 1) == [True]
 

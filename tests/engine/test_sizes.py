@@ -26,10 +26,10 @@ STAIRS = CostTable(same={1: 0.010, 2: 0.030, 3: 0.031, 4: 0.020, 6: 0.1})
 """Kernels for four tokens are faster than those for two."""
 
 
-def engine(words: Language, n_seq: int, **settings: Any) -> Engine:
+def engine(words: Language, n_seq: int, n_slots: int = 1, **settings: Any) -> Engine:
     says = right(words)
     drafter = Script(lambda want: Proposal.chain(says(want.ids, 1) if want.limit else []))
-    made = Engine(FakeModel(words, n_seq=n_seq, **settings), [drafter])
+    made = Engine(FakeModel(words, n_seq=n_seq, **settings), [drafter], n_slots=n_slots)
     made.scheduler.recall(STAIRS)
     return made
 
@@ -65,8 +65,9 @@ def test_a_sequence_is_not_filled_up_beyond_its_end() -> None:
     assert {2, 4} <= set(backend.batches[1:])
 
 
-@pytest.mark.parametrize("limits", [{"n_batch": 3}, {"n_outputs": 3}])
-def test_never_more_than_a_decode_takes(limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("limits", [{"n_batch": 3}, {"n_outputs": 3}, {"rollback": "checkpoint"}])
+def test_never_more_than_a_decode_takes(limits: dict[str, Any]) -> None:
+    """Nor where what a batch was filled up with could not be dropped again."""
     made = engine(WORDS, 4, **limits)
     asked = request([1, 2, 3], drafters=("script",))
     assert run(made, asked).tokens == expected(WORDS, asked)[0]
@@ -81,6 +82,16 @@ def test_never_more_than_the_context_holds() -> None:
     outcome = run(made, asked)
     assert outcome.reason == "context"
     assert outcome.tokens == expected(WORDS, asked, n_ctx=16)[0]
+
+
+@pytest.mark.parametrize("n_idle", [8, 9, 10])
+def test_never_more_than_others_leave_of_the_context(n_idle: int) -> None:
+    """An idle slot stays while drafts fit beside it, though the filled-up batch does not."""
+    made = engine(WORDS, 2, n_slots=2, n_ctx=24)
+    run(made, request([9] * n_idle, drafters=(), max_tokens=1))
+    asked = request([1, 2, 3], drafters=("script",), draft_max=1, max_tokens=16)
+    assert run(made, asked).tokens == expected(WORDS, asked)[0]
+    assert {2, 4} <= set(sizes(made))
 
 
 GRAPHS = CostTable(
@@ -144,6 +155,19 @@ def test_a_reply_that_drafts_nothing_is_decoded_at_its_own_size(clock: Clock) ->
     made = keeping(4, cost=lambda n: GRAPHS.same.get(n, 0.1), on_decode=clock.advance)
     asked = request([1, 2, 3], drafters=("script",), adaptive=True, draft_max=0)
     run(made, asked)
+    assert set(sizes(made)) == {1}
+
+
+def test_a_drafter_that_has_too_much_to_read_keeps_no_size(clock: Clock) -> None:
+    made = keeping(4, cost=lambda n: GRAPHS.same.get(n, 0.1), on_decode=clock.advance)
+    endless = {"is_end": lambda token: False, "max_tokens": 20}
+    live = made.add(request([1, 2, 3], drafters=(), **endless))
+    while live.finish is None:
+        made.step()
+    made.drafters[0].reads = lambda n_tokens: None  # type: ignore[attr-defined]
+    made.scheduler.costs.observe_catching_up(100, 10.0)
+    outcome = run(made, request(live.ids, drafters=("script",), adaptive=True, **endless))
+    assert outcome.stats.drafted == 0
     assert set(sizes(made)) == {1}
 
 
@@ -276,6 +300,26 @@ def drafted(
         made.step()
         told.append((live.n_emitted, clock.now - start))
     return made, told
+
+
+@pytest.mark.parametrize(("n_left", "size"), [(2, 1), (12, 2)])
+def test_a_size_is_not_changed_for_the_few_tokens_that_are_left(
+    clock: Clock, n_left: int, size: int
+) -> None:
+    made = engine(WORDS, 1, cost=Card(), on_decode=clock.advance)
+    known = made.scheduler
+    known.recall(LARGE)
+    known.begin(1)
+    known.settle_size(lambda: 2.0 if known.kept.size == 2 else 1.0)
+    asked = request([1, 2, 3], drafters=("script",), adaptive=True, is_end=lambda token: False)
+    live = made.add(replace(asked, max_tokens=10 + n_left))
+    live.account.book(1.0, 0.0)
+    while live.n_left != n_left:
+        made.step()
+    assert set(sizes(made)) == {1}
+    live.account.book(0.0, 2.0)
+    made.step()
+    assert sizes(made)[-1] == size
 
 
 def test_sizes_take_turns_until_the_budget_bears_a_capture(clock: Clock) -> None:
