@@ -229,6 +229,19 @@ def test_reads_what_is_pending_one_by_one_where_decodes_are_replayed() -> None:
     assert set(fake.batches) == {1}
 
 
+def test_reads_several_sequences_at_once_all_the_same() -> None:
+    fake = FakeModel(WORDS, n_seq=2)
+    drafter = ModelDrafter(Follower(fake, one_by_one=True))
+    texts = [[1, 2, 3], [4, 5, 6]]
+    for key, proposal in enumerate(
+        drafter.propose([want(ids, key) for key, ids in enumerate(texts)])
+    ):
+        texts[key] = [*texts[key], *proposal.tokens, 7]
+    fake.batches.clear()
+    drafter.propose([want(ids, key) for key, ids in enumerate(texts)])
+    assert fake.batches == [4, 2, 2, 2]
+
+
 def clean(drafter: ModelDrafter, fake: FakeModel) -> None:
     """Cache and mirror agree; no cell is left that nobody knows of."""
     cache = drafter._follower.cache
@@ -382,6 +395,13 @@ class TestAhead:
         n_looks = drafter.go_ahead({key: p.tokens for key, p in enumerate(proposals)}, 7)
         assert n_looks == min(7, (n_ctx - 12) // 2)
         clean(drafter, fake)
+
+    def test_no_further_than_a_sequences_own_part_of_the_cells(self) -> None:
+        drafter, fake = drafter_over(n_ctx=64)
+        fake.n_ctx_seq = 10
+        (first,) = drafter.propose([want([1, 2, 3])])
+        assert drafter.go_ahead({0: first.tokens}, 9) == 3
+        assert fake.length(0) == 9, "the last token was drawn, and is not read"
 
     @pytest.mark.parametrize("n_ctx", range(20, 45))
     @pytest.mark.parametrize("fresh", [0, 1, 2])
@@ -560,6 +580,7 @@ def test_what_is_unread_is_what_the_cache_lacks() -> None:
     assert len(proposal) == 2 and fake.length(0) == 6
     assert drafter.unread(0, [*ids, *proposal.tokens]) == 1
     assert drafter.unread(0, [*ids, *range(1, 10)]) == 8
+    assert drafter.unread(0, ids[:3]) == 0
 
 
 def test_reading_a_prompt_tells_what_catching_up_costs() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specllama.drafting.beams import ModelBeams, RecycledBeams
+from specllama.drafting.beams import ModelBeams, RecycledBeams, Size, draft_beams
 from specllama.drafting.follower import Follower
 from specllama.drafting.protocol import Seen
 from specllama.drafting.recycle import RecycleDrafter
@@ -181,6 +181,25 @@ def test_a_draft_that_cannot_read_the_text_says_nothing(text: list[int]) -> None
     drafter = ModelBeams(Follower(backend, 12), 0, text, range(1, 4))
     assert not any(drafter.ways([Node.root(text[-1])], 3))
     assert (backend.batches, drafter.batches) == ([], 0)
+
+
+@pytest.mark.parametrize("limits", [{"n_batch": 3}, {"n_outputs": 3}, {"n_seq": 5}, {"n_ctx": 4}])
+def test_a_draft_says_what_it_has_room_for(limits: dict[str, int]) -> None:
+    backend = FakeModel(language(5), **{"n_batch": 32, "n_seq": 24} | limits)  # type: ignore[arg-type]
+    drafter = ModelBeams(Follower(backend), 0, [2, 3], range(1, backend.n_seq))
+    root = Node.root(3)
+    assert all(drafter.ways([root], 3))
+    said = drafter.ways([root.child(token) for token in range(6)], 3)
+    assert sum(len(ways) > 0 for ways in said) == (0 if "n_ctx" in limits else 3)
+    drafter.close()
+    assert backend.held == {0}
+
+
+def test_nothing_is_drafted_behind_an_end() -> None:
+    root = Node.root(2)
+    drafter = drafter_of("model", language(5), [1, 2], 0.0, n_batch=32)
+    found = draft_beams(drafter, [(root, 0.0)], is_end, Size(N_VOCAB, 1, N_VOCAB, N_VOCAB))
+    assert {node.token for node in found} == set(range(N_VOCAB)) - {3, END}
 
 
 def test_a_full_cache_ends_the_search() -> None:

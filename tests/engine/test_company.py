@@ -100,6 +100,17 @@ class TestSharedPrefixes:
         for live in lives:
             assert reply(live) == expected(WORDS, live.request, 192)[0]
 
+    def test_a_prompt_that_is_held_shares_what_another_slot_has(self) -> None:
+        target = FakeModel(WORDS, n_seq=2, n_ctx=192)
+        engine = Engine(target, n_slots=2)
+        engine.add(request([*SYSTEM, 1], max_tokens=3))
+        engine.step()
+        target.batches.clear()
+        seen: list[tuple[int, int]] = []
+        assert engine.hold([*SYSTEM, 2, 5, 5], lambda *done: seen.append(done)) == 1
+        assert target.batches == [2]
+        assert seen == [(2, 2)]
+
     def test_cells_are_counted_once(self) -> None:
         target = FakeModel(WORDS, n_seq=2, n_ctx=192)
         engine = Engine(target, n_slots=2)
@@ -195,6 +206,15 @@ class TestAFullCache:
         run_all(engine, [live])
         assert (live.stats.rounds, live.stats.drafted) == (3, 18)
         assert [engine.cache.length(slot) > 0 for slot in range(2)] == [False, True]
+
+    def test_a_prompt_is_not_held_at_the_expense_of_who_is_alive(self) -> None:
+        engine = Engine(FakeModel(WORDS, n_seq=2, n_ctx=32), n_slots=2)
+        live = engine.add(request([1] * 20, max_tokens=5))
+        engine.step()
+        with pytest.raises(EngineError, match="no room"):
+            engine.hold([2] * 20)
+        run_all(engine, [live])
+        assert reply(live) == expected(WORDS, live.request)[0]
 
     def test_the_younger_gives_way_and_goes_on_later(self) -> None:
         target = FakeModel(WORDS, n_seq=2, n_ctx=64)

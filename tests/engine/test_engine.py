@@ -428,7 +428,6 @@ class TestPrompts:
         live = engine.add(request([*first, 2, 2]))
         assert live.n_cached == len(first) - 1
 
-
     @pytest.mark.parametrize("change", [Engine.hold, Engine.take_in])
     def test_drafters_are_told_that_a_slot_has_another_text(self, change: Any) -> None:
         """`Script` sees to it that ids do not change unless it is told."""
@@ -739,7 +738,9 @@ class TestManySequences:
         lives = [engine.add(asked) for _ in range(n_lives)]
         while any(live.finish is None for live in lives):
             engine.step()
-        assert [live.ids[live.n_prompt :] for live in lives] == [expected(WORDS, asked)[0]] * n_lives
+        assert [live.ids[live.n_prompt :] for live in lives] == [
+            expected(WORDS, asked)[0]
+        ] * n_lives
         assert max(target.batches[1:]) == 4
 
     def test_those_that_fit_into_a_decode_share_it(self) -> None:

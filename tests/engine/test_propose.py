@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specllama.drafting.protocol import Want
 from specllama.engine.engine import Engine
 from specllama.engine.sequence import Sequence as Live
 from specllama.errors import EngineError
+from specllama.sampling.distribution import Distribution
 from specllama.verification.types import Proposal
 from tests.engine.clock import Clock
 from tests.engine.fake_model import FakeModel, Fault
-from tests.engine.harness import Script, finish, request, right, run, target_of
+from tests.engine.harness import PLAIN, Script, finish, request, right, run, target_of
 from tests.engine.test_engine import PROMPT, WORDS, chain, following
 from tests.engine.test_rest import DRAFT_S, FIRST_CALM, REST, ask, costly, engine, flat, words
 
@@ -30,7 +32,7 @@ def free(name: str, *offsets: int) -> Script:
     """A free drafter that guesses one token, by children so far off the right one."""
 
     def says(want: Want) -> Proposal:
-        if not offsets or not want.go_on(0, None):
+        if not want.go_on(0, None):
             return Proposal()
         (token,) = right(words)(want.ids, 1)
         n = len(offsets)
@@ -43,16 +45,16 @@ class TestFixedLengths:
     def test_the_first_of_free_drafters_that_has_something_to_say(self) -> None:
         texts = [Script(chain(ORACLE, 2).says, name, free=True) for name in ("text", "suffix")]
         silent, never = Script(lambda want: Proposal(), "recycle", free=True), chain(ORACLE)
-        engine = Engine(FakeModel(WORDS), [silent, *texts, never])
+        made = Engine(FakeModel(WORDS), [silent, *texts, never])
         names = ("recycle", "text", "suffix", "script")
-        outcome = run(engine, request(PROMPT, drafters=names, max_tokens=12))
+        outcome = run(made, request(PROMPT, drafters=names, max_tokens=12))
         assert outcome.stats.by_source.keys() == {"text"}
         assert never.limits == [], "it would have taken its time"
 
     def test_a_drafter_that_costs_is_asked_where_they_are_silent(self) -> None:
         silent = Script(lambda want: Proposal(), "text", free=True)
-        engine = Engine(FakeModel(WORDS), [silent, chain(ORACLE, 2)])
-        outcome = run(engine, request(PROMPT, drafters=("text", "script"), max_tokens=12))
+        made = Engine(FakeModel(WORDS), [silent, chain(ORACLE, 2)])
+        outcome = run(made, request(PROMPT, drafters=("text", "script"), max_tokens=12))
         assert outcome.stats.by_source.keys() == {"script"}
 
 
@@ -112,26 +114,34 @@ class TestTries:
         assert live.stats.drafted == 1, "the next one was not due before 32 further rounds"
 
 
-class TestWhoIsBetter:
-    """Where the scheduler decides."""
+def test_a_drafter_that_costs_is_asked_where_a_guess_is_worth_less(clock: Clock) -> None:
+    """A guess that is always wrong, though verifying it costs nothing."""
+    drafter = costly(clock, seconds=0.0001)
+    made = engine(clock, free("text", 1), drafter, cost=flat, draft_s=0.0001)
+    outcome = finish(made, made.add(ask([0, 1, 2], draft_max=4)))
+    assert outcome.stats.by_source["script"].accepted > 120
 
-    def paying(self, clock: Clock, *offsets: int) -> tuple[Engine, Script]:
-        """A drafter that pays well, and a free one that guesses a token."""
-        drafter = costly(clock, seconds=0.0001)
-        return engine(clock, free("text", *offsets), drafter, cost=flat, draft_s=0.0001), drafter
 
-    def test_a_drafter_that_costs_is_asked_where_a_guess_is_worth_less(self, clock: Clock) -> None:
-        made, _ = self.paying(clock, 1)
-        outcome = finish(made, made.add(ask([0, 1, 2], draft_max=4)))
-        assert outcome.stats.by_source["script"].accepted > 120
+def test_what_was_drawn_from_a_law_is_verified_whatever_it_promises(clock: Clock) -> None:
+    """A rule that reads laws would see a choice by what was drawn."""
+    law = Distribution.from_weights(np.arange(4), np.ones(4))
+
+    def says(want: Want) -> Proposal:
+        return Proposal.chain(want.chance.children(law, want.position, 1), [law])
+
+    made = engine(clock, Script(says, "text", free=True), cost=dear)
+    live = made.add(ask([0, 1, 2], rule="rejection", sampling=PLAIN))
+    for _ in range(5):
+        made.step()
+    assert live.stats.drafted == 5
 
 
 def test_how_sure_a_draft_is_of_its_first_token_is_learned(clock: Clock) -> None:
     """Whether it was worth drafting or not."""
-    engine = Engine(FakeModel(WORDS), [following(FakeModel(WORDS))])
-    outcome = run(engine, request(PROMPT, draft_p_min=1.1, max_tokens=9))
+    made = Engine(FakeModel(WORDS), [following(FakeModel(WORDS))])
+    outcome = run(made, request(PROMPT, draft_p_min=1.1, max_tokens=9))
     assert outcome.stats.drafted == 0
-    looks = engine.scheduler.acceptance("model").looks()
+    looks = made.scheduler.acceptance("model").looks()
     assert sum(share for share, _ in looks[:-1]) == pytest.approx(8 / 12, abs=0.05)
 
 
@@ -141,7 +151,7 @@ class TestUnread:
     def lagging(
         self, clock: Clock, drafter: Script, read_s: float = 0.001, **settings: Any
     ) -> tuple[Engine, Live]:
-        """An engine that knows what drafts cost, and a reply of which nothing was read yet."""
+        """An engine that knows what drafts cost, and a reply that its drafter has not read."""
         made = engine(clock, drafter, **settings)
         live = made.add(ask([0, 1, 2], adaptive=False, max_tokens=30))
         finish(made, live)
