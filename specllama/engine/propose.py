@@ -13,6 +13,7 @@ from specllama.engine.sequence import Sequence as Live
 from specllama.scheduling.acceptance import Step
 from specllama.scheduling.account import USUAL_TOKENS
 from specllama.scheduling.policy import Policy, Stopping
+from specllama.scheduling.prices import Among
 from specllama.scheduling.scheduler import Bet, Scheduler, kind
 from specllama.verification.types import ROOT, Proposal
 
@@ -184,8 +185,8 @@ class _Goal:
         """Whether to ask this drafter although there is a plan from a free one."""
         return drafter is self._best and not (len(self.plan.proposal) and self._gain >= 0.0)
 
-    def policy(self, drafter: Drafter) -> Policy:
-        """When this drafter stops."""
+    def policy(self, drafter: Drafter, n_drafting: int) -> Policy:
+        """When this drafter stops, which drafts for so many sequences."""
         request, scheduler = self.live.request, self._scheduler
         acceptance = scheduler.acceptance(drafter.name, request.sampling.temperature)
         ready = drafter.ready(self.live.key, self.live.ids)
@@ -193,7 +194,7 @@ class _Goal:
             return Policy(acceptance, request.draft_p_min, ready)
         least = PROBE_TOKENS if self._probing or drafter.free else 0
         return Stopping(
-            scheduler.alone if drafter.free and scheduler.n_live > 1 else scheduler,
+            scheduler if n_drafting == scheduler.n_live else Among(scheduler, n_drafting),
             drafter.name,
             acceptance,
             rate=self._rate,
@@ -203,14 +204,16 @@ class _Goal:
             least=least,
         )
 
-    def want(self, drafter: Drafter, policy: Policy) -> Want | None:
+    def want(self, drafter: Drafter, policy: Policy, n_drafting: int) -> Want | None:
         """What to ask of a drafter; None where the budget does not bear it."""
         live, limits = self.live, self._limits
         depth, nodes = limits.depth, limits.nodes
         if live.request.adaptive:
             name = "" if drafter.free else drafter.name
             unread = drafter.unread(live.key, live.ids)
-            nodes = self._scheduler.affordable(live.account, name, nodes, depth, unread)
+            nodes = self._scheduler.affordable(
+                live.account, name, nodes, depth, unread, n_drafting=n_drafting
+            )
             depth = min(depth, nodes)
         if depth < 1:
             return None
@@ -277,9 +280,10 @@ class _Goal:
 def _ask(drafter: Drafter, goals: Sequence[_Goal], scheduler: Scheduler) -> None:
     """Let a drafter propose for its users; better proposals replace their plans."""
     asked = []
+    n_drafting = len(goals) if drafter.free else scheduler.n_live
     for goal in goals:
-        policy = goal.policy(drafter)
-        want = goal.want(drafter, policy)
+        policy = goal.policy(drafter, n_drafting)
+        want = goal.want(drafter, policy, n_drafting)
         if want is not None:
             asked.append((goal, policy, want))
     if not asked:

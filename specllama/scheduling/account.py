@@ -61,7 +61,7 @@ class Account:
     def may_draft(self) -> bool:
         """Whether this round may draft at all: where not even a token, nobody need be asked."""
         known = self._scheduler
-        return known.knows_plain and known.affordable(self, "", 1, 1) == 1
+        return known.knows_plain and known.affordable(self, "", 1, 1, n_drafting=1) == 1
 
     def book(self, seconds: float, plain: float) -> None:
         """What a round cost this sequence, and what its tokens would have cost without drafts."""

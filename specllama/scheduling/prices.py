@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from specllama.machine import GraphsKept
 from specllama.scheduling.costs import Costs
@@ -19,16 +20,16 @@ class _Prices:
     kept: int
     before: int
     batch_s: dict[int, float] = field(default_factory=dict)
-    alone_s: dict[int, float] = field(default_factory=dict)
+    among_s: dict[tuple[int, int], float] = field(default_factory=dict)
     worst_s: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
 
 
-class Alone:
-    """Prices for one sequence whose drafts come when they come, whatever the others do."""
+class Among:
+    """Prices of a round in which so many of the live sequences draft."""
 
-    def __init__(self, prices: RoundPrices) -> None:
-        self.batch_s = prices.alone_s
+    def __init__(self, prices: RoundPrices, n_drafting: int) -> None:
+        self.batch_s = partial(prices.among_s, n_drafting)
         self.draft_s = prices.draft_s
 
 
@@ -119,35 +120,37 @@ class RoundPrices:
             prices[n_tokens] = self._in_batches(self.n_live * n_tokens, self._charged_s)
         return prices[n_tokens]
 
-    def alone_s(self, n_tokens: int) -> float:
-        """The same if one of them brings so many and the others one token, for whom it waits.
+    def among_s(self, n_drafting: int, n_tokens: int) -> float:
+        """The same if `n_drafting` sequences bring so many, and the others one token.
 
-        What the round takes longer then counts once for each, since nobody else gains by it.
+        The others wait for nothing: what the round takes longer counts for them as well, shared by
+        those that draft.
         """
-        if self.n_live == 1:
+        if n_drafting == self.n_live:
             return self.batch_s(n_tokens)
-        prices = self._here.alone_s
-        if n_tokens not in prices:
-            whole = self._in_batches(self.n_live - 1 + n_tokens, self._charged_s)
-            prices[n_tokens] = self._for_each(whole, self.batch_s(1))
-        return prices[n_tokens]
+        key = n_drafting, n_tokens
+        if key not in self._here.among_s:
+            whole = self._in_batches(self._n_among(*key), self._charged_s)
+            self._here.among_s[key] = self._shared(whole, self.batch_s(1), n_drafting)
+        return self._here.among_s[key]
 
-    def _for_each(self, seconds: float, plain_s: float) -> float:
-        """A round of which one is the cause, if it took as much longer for each one's sake."""
-        return plain_s + self.n_live * (seconds - plain_s)
+    def _n_among(self, n_drafting: int, n_tokens: int) -> int:
+        return self.n_live + n_drafting * (n_tokens - 1)
+
+    def _shared(self, seconds: float, plain_s: float, n_drafting: int) -> float:
+        """Such a round, as if those that draft had to make up for all."""
+        return plain_s + self.n_live / n_drafting * (seconds - plain_s)
 
     def steady_s(self, n_tokens: int) -> float:
         """The same where every round is of that size."""
         return self._in_batches(self.n_live * n_tokens, self.costs.target_s)
 
-    def worst_s(self, n_tokens: int) -> float:
-        """`batch_s` with dear guesses for unseen sizes, and the way back to plain decoding."""
-        return self._worst_s(self.n_live * n_tokens)
-
-    def worst_alone_s(self, n_tokens: int) -> float:
-        """`alone_s` with these."""
-        whole = self._worst_s(self.n_live - 1 + n_tokens)
-        return whole if self.n_live == 1 else self._for_each(whole, self.plain_s)
+    def worst_among_s(self, n_drafting: int, n_tokens: int) -> float:
+        """`among_s` with dear guesses for unseen sizes, and the way back to plain decoding."""
+        whole = self._worst_s(self._n_among(n_drafting, n_tokens))
+        if n_drafting == self.n_live:
+            return whole
+        return self._shared(whole, self.plain_s, n_drafting)
 
     def _worst_s(self, n_tokens: int) -> float:
         """Seconds of a round of so many tokens in all."""

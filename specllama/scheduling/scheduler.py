@@ -24,7 +24,7 @@ from specllama.scheduling.graphs import CHANGING
 from specllama.scheduling.kept_size import KeptSize
 from specllama.scheduling.outlook import Outlook
 from specllama.scheduling.policy import Expectation
-from specllama.scheduling.prices import Alone, RoundPrices
+from specllama.scheduling.prices import RoundPrices
 from specllama.scheduling.table import CostTable
 from specllama.scheduling.typical import Typical
 from specllama.verification.types import Proposal
@@ -110,23 +110,21 @@ class _Patience:
 class Scheduler(RoundPrices):
     """What one engine has learned about costs and acceptance.
 
-    What a sequence gains by a draft model is judged as if all live ones did the same, since all are
-    asked at once: then the round's batch grows by as many tokens for each of them. Free drafters
-    have their ideas when they have them, and are judged as if the others drafted nothing.
+    What a sequence gains by a draft model is judged as if all live ones did the same: then the
+    round's batch grows by as many tokens for each of them. Free drafters have ideas for some, for
+    whom the others wait.
 
     Args:
         max_batch: the most tokens of a target decode; a round of more takes several.
         kept_graphs: see `Costs`.
 
     Attributes:
-        alone: prices for drafts of one sequence.
         ahead: what is drafted while the target is at work.
         kept: the size of decodes that drafting keeps.
     """
 
     def __init__(self, max_batch: int = 1 << 30, *, kept_graphs: GraphsKept = "latest") -> None:
         super().__init__(max_batch, kept_graphs=kept_graphs)
-        self.alone = Alone(self)
         self._begin_with({})
         self._overhead = Typical()
         self._drag = 1.0
@@ -221,7 +219,14 @@ class Scheduler(RoundPrices):
         return self.batch_s(1) if self._paying else self.plain_s
 
     def affordable(
-        self, account: Account, name: str, nodes: int, depth: int, n_unread: int = 0
+        self,
+        account: Account,
+        name: str,
+        nodes: int,
+        depth: int,
+        n_unread: int = 0,
+        *,
+        n_drafting: int | None = None,
     ) -> int:
         """The most tokens a sequence may draft if all of them should be refused.
 
@@ -229,15 +234,16 @@ class Scheduler(RoundPrices):
             name: of a drafter that costs, "" for a free one.
             nodes: the most tokens, `depth` of them in a row.
             n_unread: what the drafter has to read before.
+            n_drafting: how many sequences do the same; None: all.
         """
+        among = n_drafting or self.n_live
         slack = account.slack_s * self.n_live + self.plain_s
         if n_unread:
             slack -= self.costs.catching_up_s(n_unread, _UNREAD_SHARE * self.plain_s)
 
         def dear(n: int) -> bool:
-            if not name:
-                return self.worst_alone_s(1 + n) > slack
-            return self.worst_s(1 + n) + self._dear_draft_s(name, min(n, depth)) > slack
+            draft_s = self._dear_draft_s(name, min(n, depth)) if name else 0.0
+            return self.worst_among_s(among, 1 + n) + draft_s > slack
 
         if not dear(nodes):
             return nodes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -160,3 +161,72 @@ class _clock:
     def __exit__(self, *_: object) -> None:
         for module, kept in self._kept:
             module.time = kept
+
+
+class Bursts(Script):
+    """A drafter that has an idea at some places, and none at the others."""
+
+    share: float = 1.0
+
+    def idea(self, key: int, ids: Sequence[int]) -> float:
+        return float(random.Random(len(ids) * 64 + key).random() < self.share)
+
+
+def company(
+    n_live: int,
+    cost: Callable[[int], float],
+    n_tokens: int,
+    *,
+    right: Callable[[], int],
+    ideas: float = 1.0,
+    draft_s: float = 0.0,
+) -> tuple[float, int]:
+    """Replies of so many tokens that begin at once.
+
+    Args:
+        right: how many tokens of a draft are so.
+        ideas: at how many of its places a sequence has something to draft from.
+        draft_s: seconds of each position that a drafter looks at for all of them; free where none.
+
+    Returns:
+        The seconds that all of them take, and how many tokens were drafted.
+    """
+    clock = Clock(tick=2.0**-24)
+
+    def says(want: Want) -> Proposal:
+        tokens: list[int] = []
+        good = right()
+        while len(tokens) < want.limit and want.go_on(len(tokens), None):
+            clock.advance(draft_s / n_live)
+            if not want.go_on(len(tokens), 0.8):
+                break
+            token = truth(len(want.ids) + len(tokens))
+            tokens.append(token if len(tokens) < good else (token + 1) % 13)
+        return Proposal.chain(tokens)
+
+    target = FakeModel(
+        lambda context: _row(len(context)),
+        n_ctx=n_live * (n_tokens + 40),
+        n_batch=128,
+        n_outputs=128,
+        n_seq=n_live,
+        cost=cost,
+        on_decode=clock.advance,
+    )
+    drafter = Bursts(says, name="drafter", free=not draft_s)
+    drafter.share = ideas
+    engine = Engine(target, [drafter], n_slots=n_live)
+    looks = {n: n * draft_s for n in (1, 16)}
+    draft = {"drafter": looks} if draft_s else {}
+    same = {n: cost(n) for n in range(1, 129)}
+    engine.scheduler.recall(CostTable(how="calibrated", same=same, draft=draft))
+    asked = request(
+        [1], max_tokens=n_tokens, adaptive=True, draft_max=16, drafters=("drafter",),
+        is_end=lambda token: False,
+    )  # fmt: skip
+    with _clock(clock):
+        lives = [engine.add(asked) for _ in range(n_live)]
+        started = clock.now
+        while any(live.finish is None for live in lives):
+            engine.step()
+    return clock.now - started, sum(live.stats.drafted for live in lives)

@@ -152,15 +152,15 @@ class TestAccount:
         for _ in range(3):
             known.begin(1)
             known.observe_batch(1, H100[1])
-        assert known.worst_s(2) == pytest.approx(H100[2] + FIRST_S + FIRST_S + SECOND_S)
-        assert known.worst_s(1) == pytest.approx(H100[1])
+        assert known.worst_among_s(1, 2) == pytest.approx(H100[2] + FIRST_S + FIRST_S + SECOND_S)
+        assert known.worst_among_s(1, 1) == pytest.approx(H100[1])
         known.begin(1)
         known.observe_batch(2, H100[2] + FIRST_S)
         known.begin(1)
-        assert known.worst_s(2) == pytest.approx(H100[2] + SECOND_S + FIRST_S + SECOND_S)
+        assert known.worst_among_s(1, 2) == pytest.approx(H100[2] + SECOND_S + FIRST_S + SECOND_S)
         known.observe_batch(2, H100[2] + SECOND_S)
         known.begin(1)
-        assert known.worst_s(2) == pytest.approx(H100[2] + FIRST_S + SECOND_S)
+        assert known.worst_among_s(1, 2) == pytest.approx(H100[2] + FIRST_S + SECOND_S)
 
     @pytest.mark.parametrize(
         ("promised", "stake"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.scheduling.account import Account
 from specllama.scheduling.scheduler import Scheduler
 from specllama.scheduling.table import CostTable
 
@@ -21,3 +22,36 @@ class TestPadded:
         known = Scheduler(max_batch=7)
         known.recall(CostTable(same={1: 0.02, 6: 0.0612, 8: 0.0500}))
         assert known.padded(6) == 6
+
+
+class TestAmong:
+    """Some sequences draft, and the others wait for them."""
+
+    def known(self, n_live: int) -> Scheduler:
+        known = Scheduler()
+        known.recall(CostTable(same={n: 0.01 + 0.001 * n**0.5 for n in range(1, 65)}))
+        known.begin(n_live)
+        return known
+
+    @pytest.mark.parametrize("n_live", [1, 4])
+    def test_all_of_them(self, n_live: int) -> None:
+        known = self.known(n_live)
+        for n in (1, 2, 9):
+            whole = known.costs.target_s(n_live * n)
+            assert known.among_s(n_live, n) == known.batch_s(n) == pytest.approx(whole)
+            assert known.worst_among_s(n_live, n) == pytest.approx(whole)
+
+    @pytest.mark.parametrize(("n_live", "n_drafting"), [(2, 1), (4, 1), (4, 3)])
+    def test_what_some_add_counts_for_all(self, n_live: int, n_drafting: int) -> None:
+        known = self.known(n_live)
+        plain = known.costs.target_s(n_live)
+        for n in (2, 9):
+            more = known.costs.target_s(n_live + n_drafting * (n - 1)) - plain
+            expected = plain + n_live * more / n_drafting
+            assert known.among_s(n_drafting, n) == pytest.approx(expected)
+            assert known.worst_among_s(n_drafting, n) == pytest.approx(expected)
+        assert known.among_s(n_drafting, 1) == known.batch_s(1)
+
+    def test_milliseconds_of_the_budget_are_shared(self) -> None:
+        slack = [Account(self.known(n_live), 10_000).slack_s for n_live in (1, 4)]
+        assert slack[1] == pytest.approx(slack[0] / 4, rel=0.1)

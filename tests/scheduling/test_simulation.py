@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from specllama.engine.propose import _overhear
 from specllama.engine.sequence import Guess
 from specllama.scheduling.acceptance import Acceptance
 from specllama.scheduling.account import BUDGET_S, BUDGET_SHARE
-from tests.scheduling.simulation import Machine
+from tests.scheduling.simulation import Machine, company
 
 
 def linear(n_tokens: int) -> float:
@@ -360,3 +361,40 @@ def test_a_machine_beyond_all_guesses_costs_one_try_of_each_size(
             tries += 2 * seconds  # a size's first measurement does not count
             tried.add(drafted)
         assert elapsed <= (1 + BUDGET_SHARE) * plain + BUDGET_S + tries + 1e-3
+
+
+class TestCompany:
+    """Several replies at once: each of them waits for the drafts of all."""
+
+    @staticmethod
+    def card(n_tokens: int) -> float:
+        """An H200 with an 8B's weights: every token costs up to a dozen, then hardly any does."""
+        return 0.0026 + 0.00045 * min(n_tokens - 1, 9) + 0.00008 * max(0, n_tokens - 10)
+
+    @pytest.mark.parametrize("n_live", [1, 2, 4, 8])
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.7])
+    @pytest.mark.parametrize("ideas", [0.1, 0.3, 1.0])
+    def test_nobody_waits_longer_than_the_budget(
+        self, n_live: int, share: float, ideas: float
+    ) -> None:
+        """However often, and for how many of them, there is something that is partly right."""
+        chance = random.Random(n_live)
+
+        def right() -> int:
+            return next(n for n in count() if chance.random() >= share)
+
+        seconds, _ = company(n_live, self.card, 120, right=right, ideas=ideas)
+        plain = 120 * self.card(n_live)
+        assert seconds <= (1 + BUDGET_SHARE) * plain + BUDGET_S + 0.0005
+
+    @pytest.mark.parametrize("n_live", [1, 4])
+    def test_nor_for_a_model_that_is_wrong(self, n_live: int) -> None:
+        seconds, _ = company(n_live, self.card, 120, right=lambda: 0, draft_s=0.0003)
+        plain = 120 * self.card(n_live)
+        assert seconds <= (1 + BUDGET_SHARE) * plain + BUDGET_S + 0.0005
+
+    @pytest.mark.parametrize("n_live", [1, 4, 8])
+    def test_what_is_copied_is_drafted_all_the_same(self, n_live: int) -> None:
+        seconds, drafted = company(n_live, self.card, 60, right=lambda: 16)
+        assert drafted > 40 * n_live
+        assert seconds < 0.6 * 60 * self.card(n_live)
