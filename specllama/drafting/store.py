@@ -13,7 +13,7 @@ from pathlib import Path
 from specllama.drafting.answers import DEFAULT_CAP, Answers
 from specllama.drafting.growth import Growth, Ways
 from specllama.drafting.protocol import Drafter, Want
-from specllama.drafting.suffix_index import SuffixIndex, search_key
+from specllama.drafting.suffix_index import search_key
 from specllama.hub.fingerprint import fingerprint_of
 from specllama.hub.paths import data_dir
 from specllama.verification.types import Proposal
@@ -93,29 +93,19 @@ class StoreDrafter(Drafter):
 
     def _propose(self, want: Want) -> Proposal:
         key = search_key(want.ids)
-        length, found = self._longest(key)
-        if not found:
+        latest_first = self._answers.indexes[::-1]
+        matched = {index: index.longest(key, self._min_match) for index in latest_first}
+        length = max(matched.values(), default=0)
+        if not length:
             return Proposal()
         limit = min(want.limit, int(self._factor * length))
         runs: list[Sequence[int]] = []
-        for index in found:
+        for index in (index for index in latest_first if matched[index] == length):
             places = index.matches(key, length, _OCCURRENCES - len(runs))
             runs += [index.following(place, limit) for place in sorted(places)]
             if len(runs) == _OCCURRENCES:
                 break
         return self._growth.propose(want, (0, runs), limit)
-
-    def _longest(self, key: bytes) -> tuple[int, list[SuffixIndex]]:
-        """The longest match, and the indexes that have it, latest first."""
-        length = self._min_match
-        found: list[SuffixIndex] = []
-        for index in self._answers.indexes[::-1]:
-            matched = index.longest(key, length)
-            if matched > length:
-                length, found = matched, []
-            if matched:
-                found.append(index)
-        return length, found
 
 
 def _ways(place: Runs) -> Ways[Runs]:

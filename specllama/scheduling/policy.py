@@ -63,7 +63,7 @@ class Policy:
         """See `drafting.protocol.Want.go_on`."""
         if confidence is None:
             return self._may_look(drafted)
-        self.looks = max(self.looks, drafted + 1)
+        self.looks = drafted + 1
         if drafted == 0:
             self.first_look = confidence
         chance = self.acceptance.at_confidence(confidence, drafted)
