@@ -92,6 +92,11 @@ def test_a_long_loop_is_read_in_linear_time_and_goes_on(period: int) -> None:
     assert list(islice(automaton.continuation(), 2 * period)) == list(range(period)) * 2
 
 
+def test_as_many_suffixes_as_it_reaches_know_their_latest_occurrence() -> None:
+    tokens = [*[5] * (REACH + 1), 9, 5]
+    assert match(SuffixAutomaton(tokens)) == longest_match(tokens) == (1, REACH + 1)
+
+
 @pytest.mark.parametrize("loop", [[5], [5, 6]])
 def test_behind_a_long_loop_the_longest_match_is_still_found(loop: list[int]) -> None:
     """Beyond REACH an occurrence may be older, but it is one, and of the longest suffix."""

@@ -90,6 +90,15 @@ def test_drafts_the_same_after_any_growth_and_rewinds(turns: list[tuple[int, lis
         assert list(proposal.tokens) == draft(ids)
 
 
+def test_a_rewind_too_far_to_undo_forgets_the_sequence() -> None:
+    lookup, ids = drafter(Table({})), [0, 6, 8] * 400
+    lookup.prepare(0, ids)
+    lookup.rewind(0, 6)
+    changed = [*ids[:6], 0, 6, 5, 0, 6]
+    (proposal,) = lookup.propose([want(changed)])
+    assert list(proposal.tokens) == draft(changed, Table({}))
+
+
 def test_the_conversation_overrules_the_model() -> None:
     assert draft([0, 1]) == [2, 3]
     assert draft([0, 1, 7, 7, 0, 1, 7, 7, 0, 1])[:2] == [7, 7]

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.drafting.shapes import FixedShape, Node, PlannedShape, Shape, Topology, plan
+from specllama.drafting.shapes import (
+    FixedShape,
+    Node,
+    PlannedShape,
+    Shape,
+    Topology,
+    ValueShape,
+    plan,
+)
 from specllama.verification.types import ROOT
 
 CHAIN: Topology = (((),),)
@@ -158,3 +166,14 @@ def test_what_is_kept_fits_and_has_its_parents(room: int) -> None:
 
 def test_a_planned_shape_serves_rules_that_read_laws() -> None:
     assert PlannedShape(CHAIN).chosen_before
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, []), (2, [0, 2]), (3, [0, 1, 2]), (9, [0, 1, 2])])
+def test_the_most_valuable_nodes_that_fit_are_kept(room: int, kept: list[int]) -> None:
+    values = [0.5, 0.4, 0.45, 0.4]
+    places = [(ROOT, 1), (ROOT, 1), (0, 2), (ROOT, 1)]
+    nodes = [
+        Node(n, *place, rank=n, value=value)
+        for n, (place, value) in enumerate(zip(places, values, strict=True))
+    ]
+    assert ValueShape(nodes=3, width_=3, depth=2).keep(nodes, room) == kept

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -375,6 +376,7 @@ def test_wrong_guesses_take_as_many_decodes_as_no_guesses() -> None:
     assert without.batches == [2] + [1] * 8
     stage = drafter.stages[0]
     assert (stage.rounds, stage.drafted, stage.tested, stage.accepted) == (8, 28, 7, 0)
+    assert [depth.tested for depth in stage.by_depth] == [7, *[0] * 6]
     assert (none.stages[0].rounds, none.stages[0].drafted) == (8, 0)
 
 
@@ -388,6 +390,97 @@ def test_a_guesser_without_a_guess_leaves_it_to_the_next() -> None:
     law = Sampler(PLAIN).distribution
     drafter.propose([ask([1, 2, 3], 8, GreedyDrafts(0), law=law)])
     assert len(model.batches) == 2
+
+
+def test_guessers_are_rewound_to_what_was_said() -> None:
+    guesser = Guesses(always(END))
+    _, drafter, proposal = greedy_chain(guesser)
+    other = (proposal.tokens[0] + 1) % END
+    law = Sampler(PLAIN).distribution
+    drafter.propose([ask([1, 2, 3, other], 4, GreedyDrafts(0), law=law)])
+    assert guesser.shown == [1, 2, 3, other]
+
+
+def test_a_rewind_reaches_the_guessers() -> None:
+    guesser = Guesses(always(END))
+    _, drafter, _ = greedy_chain(guesser)
+    drafter.rewind(0, 1)
+    assert guesser.shown == [1]
+
+
+def test_a_new_generation_is_one_for_the_guessers_too() -> None:
+    text = TextDrafter()
+    _, drafter, _ = greedy_chain(text)
+    text.predict(0, [4, 5])
+    assert text.idea(0, [1, 2, 3])
+    drafter.prepare(0, [1, 2, 3])
+    assert not text.idea(0, [1, 2, 3])
+
+
+def test_nothing_is_remembered_when_it_forgets() -> None:
+    recycle = RecycleDrafter(N_VOCAB)
+    model, drafter, _ = greedy_chain(recycle)
+    assert recycle.successors(3)
+    drafter.forget()
+    assert recycle.successors(3) == []
+    assert drafter.inner_stats(0) is None
+    assert model.length(0) == 0
+
+
+def partly_right(ids: Tokens) -> list[int]:
+    """Two tokens that the draft model will say, and one that it will not."""
+    first, second, third = right(language(6))(ids)[:3]
+    return [first, second, (third + 1) % END]
+
+
+def test_guesses_that_were_right_are_not_read_again() -> None:
+    model, _, _ = greedy_chain(Guesses(partly_right))
+    # the prompt; a token and three guesses, of which it says two; at last there is room for one
+    assert model.batches == [2, 4, 4, 2]
+
+
+def test_a_decode_counts_at_each_depth_that_was_guessed() -> None:
+    _, drafter, _ = greedy_chain(Guesses(partly_right))
+    assert [(d.drafted, d.accepted) for d in drafter.stages[0].by_depth] == [(3, 3), (2, 2), (2, 0)]
+
+
+def test_whether_to_go_on_is_asked_about_the_draft_models_tokens_alone() -> None:
+    class Asking(Guesses):
+        def _propose(self, want: Want) -> Proposal:
+            assert want.go_on(0, -1.0), "a guess is always worth it"
+            return super()._propose(want)
+
+    asked: list[float | None] = []
+
+    def sure(drafted: int, confidence: float | None) -> bool:
+        asked.append(confidence)
+        return True
+
+    drafter = StagedDrafter(Follower(FakeModel(language(6))), [Asking(partly_right)])
+    law = Sampler(PLAIN).distribution
+    drafter.propose([ask([1, 2, 3], 8, GreedyDrafts(0), law=law, go_on=sure)])
+    assert -1.0 not in asked and len(asked) > 8
+
+
+def test_where_no_look_is_worth_it_nothing_is_read() -> None:
+    model = FakeModel(language(6))
+    drafter = StagedDrafter(Follower(model), [Guesses(always(1))])
+    law, never = Sampler(PLAIN).distribution, lambda drafted, confidence: False
+    (proposal,) = drafter.propose([ask([1, 2, 3], 8, GreedyDrafts(0), law=law, go_on=never)])
+    assert len(proposal) == 0 and model.batches == []
+
+
+def test_what_the_draft_model_teaches_is_what_it_said_where_it_said_it() -> None:
+    taught: list[tuple[int, int]] = []
+
+    class Learner(Guesses):
+        learns = True
+
+        def observe(self, key: int, seen: Sequence[Seen]) -> None:
+            taught.extend((one.token, int(np.argmax(one.row))) for one in seen)
+
+    _, _, proposal = greedy_chain(Learner(partly_right))
+    assert taught == [*pairwise([3, *proposal.tokens])]
 
 
 def test_a_new_generation_counts_anew() -> None:

@@ -119,8 +119,9 @@ def test_short_answers_are_not_kept(tmp_path: Path) -> None:
     assert kept(answers) == kept(store(tmp_path)) == []
 
 
-def test_the_oldest_go_when_it_is_full(tmp_path: Path) -> None:
-    known = texts(400)
+@pytest.mark.parametrize("length", [34, 50])
+def test_the_oldest_go_when_it_is_full(tmp_path: Path, length: int) -> None:
+    known = texts(400, length)
     answers = store(tmp_path)
     for text in known:
         answers.remember(text)
@@ -256,6 +257,22 @@ def test_a_damaged_segment_does_not_end_merging(tmp_path: Path, victim: int) -> 
     assert len(list(answers.folder.glob("*.segment"))) < 9
     found = kept(store(tmp_path, cap))
     assert known[130:] == found[-670:]
+
+
+def test_segments_on_both_sides_of_a_damaged_one_stay_apart(tmp_path: Path) -> None:
+    """Merged, they would claim to hold it, and it would be deleted."""
+    known = texts(14)
+    answers = store(tmp_path)
+    for text in known[:7]:
+        answers.remember(text)
+    damaged = answers.folder / "00000002-00000002.segment"
+    damaged.write_bytes(b"x" * 50)
+    for text in known[7:]:
+        answers.remember(text)
+    again = store(tmp_path)
+    assert kept(again) == known
+    assert str(damaged) in again.warnings[0]
+    assert damaged.exists() and len(files(again.folder)) == 3
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

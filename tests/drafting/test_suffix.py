@@ -127,10 +127,12 @@ def test_the_scheduler_ends_a_chain() -> None:
 
 def test_close_forgets_everything() -> None:
     lookup = drafter()
+    assert lookup.idea(0, [1, 2, 3, 1, 2])
     lookup.propose([want([1, 2, 3, 1, 2])])
     lookup.forget()
     (proposal,) = lookup.propose([want([8, 1, 2])])
     assert len(proposal) == 0
+    assert not lookup.idea(0, [8, 1, 2])
 
 
 def test_a_round_at_32k_tokens_takes_microseconds() -> None:

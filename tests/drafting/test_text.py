@@ -132,12 +132,30 @@ def test_the_nearest_following_place_is_taken() -> None:
     text = [1, A, 2, A, B, 3, A, B, C, 4, A, B, D]
     assert draft(text, [1, A, 2, A, B, 3, 5, A], limit=1) == [B]
     assert draft(text, [1, A, 2, A, B, 3, 5, A, B], limit=1) == [C]
+    assert draft([A, B, C, D, E, F, D, G], [A, B, C, D, D], limit=1) == [E]
 
 
 def test_a_short_match_far_away_is_no_place_to_go_on_from() -> None:
     text = [*range(100, 200), A, B, C, D, E]
     assert draft(text, [100, 101, 102, 103, 104, A]) == [106, 107]  # as if 105 were replaced
     assert draft(text, [100, 101, 102, 103, 104, A, B], limit=2) == [C, D]
+
+
+@pytest.mark.parametrize(
+    ("n_agreed", "tokens"), [(SOLID, [140, 141, 142, 143, 144]), (SOLID - 1, [125])]
+)
+def test_a_short_match_is_looked_for_where_agreement_was_solid(
+    n_agreed: int, tokens: list[int]
+) -> None:
+    """One token is trusted up to sixteen from there, else from the beginning."""
+    text = list(range(100, 160))
+    assert draft(text, [*range(120, 120 + n_agreed), 1, 139]) == tokens
+
+
+@pytest.mark.parametrize(("place", "tokens"), [(FARTHEST - 9, 1), (FARTHEST + 9, 0)])
+def test_what_is_too_far_away_is_not_found(place: int, tokens: int) -> None:
+    text = list(range(FARTHEST + 100))
+    assert len(draft(text, text[place - 6 : place], limit=1)) == tokens
 
 
 # --- simulations: how many rounds a reply takes

@@ -252,3 +252,28 @@ def test_what_is_unread_is_counted_in_the_drafts_own_tokens() -> None:
     assert backend.length(0) < len(ids)
     assert drafter.unread(0, ids) <= 1
     assert 1 <= drafter.unread(0, [*ids, *prompt(" a", " fox")]) <= 3
+
+
+def test_words_that_would_join_what_was_said_are_proposed_apart() -> None:
+    """The target said " tr" and no " tree"; "ee" is what it may say next."""
+    e = ord("e")
+    backend = FakeModel(lambda _: np.eye(DRAFT.size, dtype=np.float32)[e] * 20, n_vocab=DRAFT.size)
+    drafter = TranslatedDrafter(Follower(backend), TARGET, DRAFT)
+    (proposal,) = drafter.propose([want(prompt(" a", " tr"), limit=2)])
+    assert list(proposal.tokens) == prompt("ee")
+
+
+@pytest.mark.parametrize("how", ["rewind", "prepare"])
+@pytest.mark.parametrize("rollback", ["free", "checkpoint"])
+def test_ids_that_changed_are_translated_anew(how: str, rollback: Any) -> None:
+    backend = FakeModel(noise, n_vocab=DRAFT.size, rollback=rollback)
+    drafter = TranslatedDrafter(Follower(backend), TARGET, DRAFT)
+    before, after = prompt(" a", " fox", " sees", " the"), prompt(" a", " tree", ".", " fox")
+    drafter.propose([want(before, limit=1)])
+    if how == "rewind":
+        drafter.rewind(0, 1)
+    else:
+        drafter.prepare(0, after)
+    drafter.propose([want(after, limit=1)])
+    said = DRAFT.tokenize(text_of(TARGET, after).decode(), special=False, add_bos=False)
+    assert list(backend.tokens(0)) == said

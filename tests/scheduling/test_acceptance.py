@@ -37,6 +37,14 @@ class TestAcceptance:
         assert acceptance.at_depth(0) == Acceptance().at_depth(0)
         assert acceptance.at_confidence(0.9) == Acceptance().at_confidence(0.9)
 
+    def test_chains_teach_nothing_of_second_children(self) -> None:
+        acceptance = Acceptance()
+        first, *others = acceptance.by_rank()
+        for _ in range(50):
+            observe(acceptance, 1, 1, 1, [])
+        assert acceptance.by_rank()[0] > first
+        assert acceptance.by_rank()[1:] == others
+
     def test_depth_and_confidence_together(self) -> None:
         """The second token is worse than the first, at the same confidence."""
         acceptance = Acceptance()
@@ -153,6 +161,14 @@ class TestAcceptance:
             for _ in range(4):
                 observe(acceptance, 1, 1, 1, [])
         assert doubted.at_depth(0) > 0.35 > stubborn.at_depth(0)
+
+    def test_doubting_keeps_what_is_known_of_a_confidence(self) -> None:
+        acceptance = Acceptance()
+        for number in range(100):
+            observe(acceptance, 1, number % 2, 1, [0.5])
+        before = acceptance.at_confidence(0.5)
+        acceptance.doubt()
+        assert acceptance.at_confidence(0.5) == pytest.approx(before, abs=0.01)
 
     def test_no_estimate_leaves_its_bounds(self) -> None:
         acceptance = Acceptance()

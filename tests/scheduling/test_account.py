@@ -222,6 +222,26 @@ class TestAccount:
         assert 0.0125 <= slack < 0.0175
         assert known.affordable(account, "unknown", 8, 8) == int(slack / 0.0025)
 
+    def test_in_company_it_costs_each_as_much(self) -> None:
+        known = Scheduler()
+        known.recall(CostTable(same=dict.fromkeys(range(1, 33), 0.01)))
+        borne = []
+        for n_live in (1, 3):
+            known.begin(n_live)
+            account = Account(known, 1000)
+            borne.append(known.affordable(account, "unknown", 8, 8) / account.slack_s)
+        assert borne[1] == pytest.approx(borne[0], rel=0.2)
+
+    def test_more_is_borne_of_a_draft_that_proves_cheap(self) -> None:
+        known = Scheduler()
+        known.recall(CostTable(same=dict.fromkeys(range(1, 9), 0.01)))
+        account = Account(known, 1000)
+        known.begin(1)
+        assert known.affordable(account, "new", 8, 8) < 8
+        known.costs.observe_draft("new", 1, 0.0001)
+        known.begin(1)
+        assert known.affordable(account, "new", 8, 8) == 8
+
     @pytest.mark.parametrize("seconds", [math.nan, math.inf])
     def test_a_time_that_is_none_is_not_booked(self, seconds: float) -> None:
         account = Account(self.known, 100)

@@ -62,6 +62,16 @@ def test_a_draft_that_is_always_wrong_is_given_up() -> None:
     assert sum(map(bool, after(costs(1e-3), 1e-3, 0, rounds=60)[10:])) <= 4
 
 
+@pytest.mark.parametrize(("over", "levels"), [(True, 16), (False, 1)])
+def test_a_level_that_the_end_of_the_search_cut_off_was_not_refused(
+    over: bool, levels: int
+) -> None:
+    depth = LeastTime(costs(1e-5))
+    for _ in range(30):
+        depth.observe(replace(BATCH, levels=3, used=1, draft_s=0.003, over=over))
+    assert depth.choose(4, LEVEL, 16) == levels
+
+
 def test_the_draft_has_a_price_too() -> None:
     depth = LeastTime(costs(1e-5))
     assert depth.choose(4, LEVEL, 16) > 0

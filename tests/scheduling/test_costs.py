@@ -292,6 +292,22 @@ class TestKeptCosts:
         assert costs.changed
         assert costs.table().same[3] == pytest.approx(0.018)
 
+    def test_dearer_drafts_are_a_change(self) -> None:
+        costs = Costs(KEPT)
+        seen(costs, 1, KEPT.same[1])
+        for _ in range(3):
+            costs.observe_draft("model", 1, 0.004)
+        assert costs.changed
+        assert costs.table().draft["model"] == pytest.approx({1: 0.004, 4: 0.006})
+
+    def test_looks_of_several_sequences_are_not_kept(self) -> None:
+        costs = Costs()
+        for _ in range(3):
+            costs.observe_draft("model", 2, 0.009, 3)
+            costs.observe_draft("staged", 2, 0.009, 3)
+            costs.observe_draft("staged", 2, 0.004)
+        assert costs.table().draft == {"staged": {2: 0.004}}
+
 
 class TestSwitching:
     """Devices that replay captured graphs: the first decodes of another size cost more."""

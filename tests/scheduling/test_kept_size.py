@@ -180,6 +180,17 @@ class TestSizes:
         assert [known.padded(n) for n in (1, 2)] == [1, 2]
         assert known.size_for(1) == 1
 
+    @pytest.mark.parametrize(("size", "beside"), [(4, 3), (3, 2), (2, 3)])
+    def test_a_size_beside_it_captures_no_graph(self, size: int, beside: int) -> None:
+        """Not that of plain decoding, whose graph would be captured in its stead."""
+        known = graphs(good=3)
+        known.settle_size(lambda: 2.0 if trying(known) == size else 1.0)
+        sizes = [list(known.kept.candidates())]
+        for _ in range(2):
+            known.observe_batch(size, H100[size])
+            sizes.append(list(known.kept.candidates()))
+        assert sizes == [[size], [size, beside], [size]]
+
     def test_a_round_that_cannot_draft_keeps_the_size(self) -> None:
         """As a reply's last token does; going back to one token would cost two captures."""
         known = graphs(good=3)

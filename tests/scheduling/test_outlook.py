@@ -99,3 +99,19 @@ class TestOutlook:
         look = known.tree_outlook("tree", "tree, greedy", 24, 8)
         assert least <= look.drafted <= most
         assert look.rate > known.plain_rate()
+
+    def test_trees_that_do_not_pay_promise_less_than_none(self) -> None:
+        dear = outlook.tree(Acceptance(), [0.01, 0.03, 0.05], [0.0, 0.01], width=4)
+        assert dear.drafted == 1
+        assert dear.rate < 1.0 / 0.01
+
+    def test_a_tree_is_no_deeper_than_was_asked(self) -> None:
+        """All nodes of two levels, where they cost next to nothing."""
+        acceptance = Acceptance()
+        for _ in range(100):
+            acceptance.observe([Step(0, 4)], [], n_nodes=4)
+        look = outlook.tree(acceptance, [0.01] * 30, [0.0, 1e-5, 2e-5], width=4)
+        first = sum(acceptance.by_rank())
+        assert look.drafted == 4 + 16
+        assert look.tokens == pytest.approx(1 + first + first**2)
+        assert look.seconds == pytest.approx(0.01 + 2e-5)

@@ -7,6 +7,7 @@ import pytest
 from specllama.scheduling.account import Account
 from specllama.scheduling.scheduler import Scheduler
 from specllama.scheduling.table import CostTable
+from tests.scheduling.machines import FIRST_S, H100, SECOND_S, graphs
 
 
 class TestPadded:
@@ -22,6 +23,56 @@ class TestPadded:
         known = Scheduler(max_batch=7)
         known.recall(CostTable(same={1: 0.02, 6: 0.0612, 8: 0.0500}))
         assert known.padded(6) == 6
+
+    def test_plain_rounds_are_plain_while_drafting_does_not_pay(self) -> None:
+        """Though a larger kernel is faster: they are what drafting is measured by."""
+        known = Scheduler()
+        known.recall(CostTable(same={1: 0.02, 2: 0.03, 4: 0.01}))
+        known.begin(1)
+        assert [known.size_for(n) for n in (1, 2)] == [1, 4]
+
+    def test_a_size_that_was_never_measured_is_tried(self) -> None:
+        known = Scheduler()
+        known.recall(CostTable(same={1: 0.02, 5: 0.0569, 8: 0.0500}))
+        assert [known.padded(n) for n in (5, 6)] == [8, 6]
+
+
+class TestKept:
+    """Where changing the size of decodes costs."""
+
+    def test_the_way_back_is_charged_once(self) -> None:
+        """To rounds that leave the size of plain decoding, not to those that stay away."""
+        known, extra = graphs(), []
+        for size in (1, 4):
+            for _ in range(3):
+                known.observe_batch(size, H100[size])
+            known.begin(1)
+            extra.append(known.batch_s(4) - H100[4])
+        assert extra == pytest.approx([2 * FIRST_S + SECOND_S, 0.0])
+
+    def test_drafting_is_not_given_up_to_measure_plain_decoding_again(self) -> None:
+        known = graphs()
+        while not known.costs.stale():
+            known.observe_batch(4, H100[4])
+        known.begin(1)
+        assert known.knows_plain
+        known.observe_batch(1, H100[1] + FIRST_S)
+        assert not known.knows_plain, "the change is paid for"
+
+    def test_without_graphs_nothing_is_in_the_way_of_measuring(self) -> None:
+        known = graphs()
+        while not known.costs.stale():
+            known.observe_batch(4, H100[4])
+        known.costs.lost_graphs()
+        assert not known.knows_plain
+
+
+class TestDrafting:
+    def test_is_known_where_it_was_measured_or_is_none(self) -> None:
+        known = graphs()
+        assert known.drafting_s("model", 1, 1) == pytest.approx(0.0002)
+        assert known.drafting_s("other", 1, 1) is None
+        assert known.drafting_s("other", 0, 1) == 0.0
 
 
 class TestAmong:

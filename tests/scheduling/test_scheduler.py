@@ -61,6 +61,44 @@ class TestRecall:
         known.begin(1)
         assert [known.probe_due("model, greedy") for _ in range(16)] == [False] * 15 + [True]
 
+    def test_its_costs_count_at_once(self) -> None:
+        known = Scheduler()
+        for seconds in (0.01, 0.02):
+            known.recall(CostTable(same={1: seconds}))
+            assert known.plain_s == seconds
+
+    def test_what_it_promises_is_looked_at_anew(self) -> None:
+        """Though it is accepted as often as the one before."""
+        known, same = Scheduler(), {1: 0.01, 9: 0.011}
+        known.recall(CostTable(same=same, draft={"model": {1: 0.0001}}))
+        before = chain(known).rate
+        known.recall(CostTable(same=same, draft={"model": {1: 0.009}}))
+        assert chain(known).rate < 0.8 * before
+
+
+class TestKept:
+    """What goes into the table for later sessions."""
+
+    def test_what_was_learned_of_drafters_that_rested_stays(self) -> None:
+        known = Scheduler()
+        known.recall(CostTable(acceptance={"old, greedy": {"depths": [0.4]}}))
+        observe(known.acceptance("model"), 1, 0, 1, [])
+        kept = known.table().acceptance
+        assert kept.keys() == {"old, greedy", "model, greedy"}
+        assert kept["old, greedy"] == {"depths": [0.4]}
+
+    def test_costs_or_acceptance_alone_are_worth_keeping(self) -> None:
+        table = scheduler(0.01, 0.02, 8).table()
+        dearer, refused = Scheduler(), Scheduler()
+        for known in (dearer, refused):
+            known.recall(table)
+            assert not known.changed
+        seen(dearer.costs, 9, 0.04, times=3)
+        for _ in range(100):
+            observe(refused.acceptance("model"), 1, 0, 1, [])
+        assert dearer.changed and not refused.costs.changed
+        assert refused.changed
+
 
 class TestReplies:
     """What changes when another text begins."""
@@ -162,6 +200,18 @@ class TestReplies:
         assert not any(known.probe_due("model, greedy", may=False) for _ in range(40))
         assert known.probe_due("model, greedy")
         assert not known.probe_due("model, greedy")
+
+    def test_a_drafter_that_paid_is_tried_soon_when_it_stops_to(self) -> None:
+        known = scheduler(0.01, 0.01, 8)
+        known.observe_batch(1, 0.01)
+        known.begin(1)
+
+        def wait() -> int:
+            return next(n for n in range(1, 1000) if known.probe_due("model, greedy"))
+
+        assert [wait() for _ in range(3)] == [16, 32, 64]
+        assert known.pays("model, greedy", "model", Account(known))
+        assert wait() == 16
 
     @pytest.mark.parametrize("changing_costs", [True, False])
     def test_tries_wait_for_a_reply_where_changing_costs(self, changing_costs: bool) -> None:
