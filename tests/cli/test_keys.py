@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -68,12 +69,14 @@ def test_an_error_puts_back_what_was(terminal: int) -> None:
 def test_a_termination_puts_back_what_was(terminal: int) -> None:
     """As `timeout` sends it, while a question is asked."""
     before = termios.tcgetattr(_stdin())
-    child = os.fork()
-    if child == 0:
-        with unechoed(), echoed():
-            os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    killed = """
+import os, signal
+from specllama.cli.keys import echoed, unechoed
+with unechoed(), echoed():
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", killed], stdin=_stdin(), check=False)
+    assert done.returncode == -signal.SIGTERM
     assert termios.tcgetattr(_stdin()) == before
 
 
