@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ LOG = """
 0.00.510.267 I n_accept  = 6
 0.00.510.268 I accept    = 50.000%
 """
+
+
+@pytest.fixture(autouse=True)
+def own_sigterm() -> Iterator[None]:
+    """The script takes SIGTERM for Ctrl-C from its start to its end."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 class FakePeer(Peer):
