@@ -105,11 +105,7 @@ class Reply:
             UsageError, ContextFull: see `Engine.add`.
         """
         self._live = self._engine.add(self._request(), on_prompt)
-        try:
-            self._drafters.predict(self._live.key, self._asked.predicted)
-        except BaseException:
-            self._engine.cancel(self._live)
-            raise
+        self._drafters.predict(self._live.key, self._asked.predicted)
 
     def _request(self) -> Request:
         params = self._asked.params

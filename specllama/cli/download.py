@@ -176,18 +176,19 @@ class _Job:
     name: str
     downloader: Downloader
     listing: Listing
-    names: list[str]
+    plan: Plan
     how: _How
 
-    def plan(self) -> Plan:
-        return self.downloader.plan(self.listing, self.names)
+    @property
+    def files(self) -> list[str]:
+        return [file.name for file in self.plan.files]
 
     def run(self) -> _Fetched:
         if self.how.dry_run:
-            return _planned(self.name, self.plan())
+            return _planned(self.name, self.plan)
         try:
-            with _Bars(self.plan()) as bars:
-                paths = self.downloader.fetch(self.listing, self.names, bars.update)
+            with _Bars(self.plan) as bars:
+                paths = self.downloader.fetch(self.listing, self.files, bars.update)
         except KeyboardInterrupt:
             out.status("Stopped. The same command continues the download.")
             raise
@@ -206,7 +207,8 @@ def _prepared(name: str, how: _How) -> _Job | _Fetched:
     downloader = how.downloader(reference.repo)
     with out.spinner(f"Listing {reference.repo}"):
         listing = downloader.listing()
-    return _Job(str(reference), downloader, listing, _names(listing, reference, how), how)
+    plan = downloader.plan(listing, _names(listing, reference, how))
+    return _Job(str(reference), downloader, listing, plan, how)
 
 
 def _fetch(models: Sequence[_Job | _Fetched]) -> list[_Fetched]:
@@ -214,8 +216,8 @@ def _fetch(models: Sequence[_Job | _Fetched]) -> list[_Fetched]:
     from specllama.hub.download import check_room
 
     jobs = [job for job in models if isinstance(job, _Job)]
-    check_room([job.plan() for job in jobs if not job.how.dry_run])
-    files = Counter(name for job in jobs if job.how.local_dir is not None for name in job.names)
+    check_room([job.plan for job in jobs if not job.how.dry_run])
+    files = Counter(name for job in jobs if job.how.local_dir is not None for name in job.files)
     if twice := [name for name, count in files.items() if count > 1]:
         raise UsageError(
             f"Both models have a file {twice[0]}, and one folder holds only one.",

@@ -34,6 +34,7 @@ _HOW_IT_DRAFTS = {
     "adaptive",
     "tree",
     "copy_input",
+    "predict",
     "logprobs",
 }
 

@@ -151,7 +151,7 @@ class Downloader:
             UsageError: another file of that name is in `local_dir`.
         """
         plan = self.plan(listing, names)
-        self._check_free(plan)
+        self._check_replaced(plan)
         check_room([plan])
         with self._errors():
             return [
@@ -159,8 +159,8 @@ class Downloader:
                 for file in plan.files
             ]
 
-    def _check_free(self, plan: Plan) -> None:
-        """Whether what is to be fetched replaces nothing that a person has in the folder."""
+    def _check_replaced(self, plan: Plan) -> None:
+        """Raise where a file of the folder would be replaced that is not the repository's."""
         for file in plan.files:
             if self._local_dir is None or self._force or file.path is not None:
                 continue

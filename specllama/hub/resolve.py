@@ -190,7 +190,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _not_found(path: Path, name: str) -> ModelNotFound:
-    if path.is_symlink():
+    if path.is_symlink() and not path.exists():
         return ModelNotFound(f"{name} is a link to {path.readlink()}, which is not there.")
     if _looks_like_a_path(name) or path.parent != Path("."):
         return ModelNotFound(f"Model file not found: {name}.", _nearest_files(path))

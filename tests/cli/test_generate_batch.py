@@ -228,7 +228,9 @@ class TestResuming:
 
     def test_how_it_drafts_makes_no_other_answers(self, batch: Command) -> None:
         batch([*self.LINES], "-o", str(batch.output))
-        more = ("--drafter", "suffix", "--draft-max", "3", "--no-adaptive")
+        (batch.output.parent / "like.txt").write_text("abc")
+        like = ("--predict-file", str(batch.output.parent / "like.txt"))
+        more = ("--drafter", "suffix", "--draft-max", "3", "--no-adaptive", *like)
         assert "another model" not in batch([*self.LINES], "-o", str(batch.output), *more).err
 
     def test_another_file_is_not_overwritten(self, batch: Command) -> None:

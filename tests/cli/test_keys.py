@@ -82,7 +82,10 @@ with unechoed(), echoed():
 
 def test_a_pipe_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    with os.fdopen(reading) as stdin, os.fdopen(writing, "w"):
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "wb"):
         monkeypatch.setattr("sys.stdin", stdin)
+        handler = signal.getsignal(signal.SIGTERM)
         with unechoed(), echoed():
-            pass
+            assert signal.getsignal(signal.SIGTERM) is handler
+            os.write(writing, b"hi\n")
+            assert stdin.readline() == "hi\n"
