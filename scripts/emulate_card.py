@@ -30,6 +30,7 @@ from specllama import GenerationParams, ModelOptions, SamplingParams, Speculativ
 from specllama.bench import prompts
 from specllama.engine.engine import Engine
 from specllama.llama.context import Context
+from specllama.machine import MOST_KEPT
 from specllama.options import VerifyName
 from specllama.text.chat import Message
 from specllama.verification import UNSEEDED
@@ -121,10 +122,12 @@ class Card:
 
     def _change_ms(self, shape: tuple[int, int]) -> float:
         moved, self.shape = shape != self.shape, shape
-        another_block = any(block != shape[1] for _, block in self.decodes)
-        if another_block or (moved and not self.sized):
+        if moved and not self.sized:
             self.decodes.clear()
-        count = self.decodes[shape] = self.decodes.get(shape, 0) + 1
+        count = self.decodes.pop(shape, 0) + 1
+        self.decodes[shape] = count  # the latest comes last
+        if len(self.decodes) > MOST_KEPT:
+            del self.decodes[next(iter(self.decodes))]
         back = BACK_MS[self.name] if moved and count > 1 else 0.0
         return back + dict(enumerate(CHANGE_MS[self.name], start=1)).get(count, 0.0)
 

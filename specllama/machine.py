@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 GraphsKept = Literal["none", "latest", "sized"]
-"""Which captured graphs a device keeps: none, that of the latest decode, one for each size."""
+"""Which captured graphs a device keeps: none, that of the latest decode, one for each size (and
+block of cells)."""
 LARGEST_KEPT = 31
 """Decodes of more tokens have no graph of their own: from 32 on, ggml itself looks at the first
 node (weights of experts on the CPU)."""
+MOST_KEPT = 24
+"""So many graphs are kept, since each takes memory of the card: some 4 MiB with a model of 8B."""
 
 
 def package_version(package: str) -> str:

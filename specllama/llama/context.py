@@ -216,7 +216,7 @@ class Context:
         """Which captured graphs the device may keep: the CPU has none."""
         if not self.model.offloaded:
             return "none"
-        return "sized" if self._graphs.are_one_a_size else "latest"
+        return "sized" if self._graphs.are_one_a_shape else "latest"
 
     @property
     def graphs_alive(self) -> bool:

@@ -1,10 +1,12 @@
-"""Captured CUDA graphs kept for each size of decode, where llama.cpp keeps that of the latest.
+"""Captured CUDA graphs kept for each shape of decode, where llama.cpp keeps that of the latest.
 
 llama.cpp's CUDA backend captures the kernels of a decode and replays them. It finds a captured
 graph by the address of the first node, and decodes of all sizes are built in the same memory, so
 that each size drops the graph of the one before: on an H200, a draft and the way back to single
 tokens cost 13 ms with a model of 8B and 30 with one of 70B. Here a node that computes nothing,
 another one for each size, is put in front of what the backend is given: that costs 1.1 and 3.4 ms.
+So has each number of cells that attention looks at, in blocks of 256: the next chat finds the
+graphs of the last one, whose tokens stood in the same blocks.
 
 ggml asks a backend to optimise each graph that it builds (`graph_optimize` of its interface,
 ggml-backend-impl.h), before it takes memory for it. That pointer is replaced. What is computed, and
@@ -20,6 +22,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -30,7 +33,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specllama.llama import library
-from specllama.machine import LARGEST_KEPT, GraphsKept
+from specllama.machine import LARGEST_KEPT, MOST_KEPT, GraphsKept
 
 KNOWN = ("0.25.3",)
 """Releases of ggml whose CUDA backend was read, and measured."""
@@ -40,12 +43,11 @@ _OTHER_WAYS = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_GRAPH_OPT"
 """Who sets these has no graphs, or has them arranged in another way."""
 _API_VERSION = 2
 _MOST_GRAPHS = 1024
+"""Of all shapes: what lies on the CPU in part is computed in many pieces."""
 _MARK_BYTES = 1024
 DROPPED_S = 10.0
 """llama.cpp's CUDA backend drops captured graphs that were not used for so long."""
 _TOUCHED_S = 4.0
-_TOUCHED = 8
-"""So many are kept while nobody asks for them: each takes memory of the card."""
 _TESTED = 4, 3
 
 _Address = ctypes.c_void_p
@@ -103,7 +105,7 @@ class _Tensor(ctypes.Structure):
 
 
 class MarkedBackend:
-    """A backend whose graphs are told apart by their sizes, too.
+    """A backend whose graphs are told apart by their sizes and cells, too.
 
     Args:
         address: of the backend, which uses this object until it is freed.
@@ -113,6 +115,8 @@ class MarkedBackend:
         self._backend = _Backend.from_address(address)
         self._before = _Optimize(self._backend.graph_optimize or 0)
         self._graphs: dict[tuple[int | None, ...], tuple[Any, Any]] = {}
+        self._shapes: dict[tuple[int, int], None] = {}
+        self._attention: dict[tuple[int | None, int], int] = {}
         self._new = _Optimize(self._optimize)
         self._backend.graph_optimize = ctypes.cast(self._new, _Address).value
 
@@ -122,7 +126,7 @@ class MarkedBackend:
         return len(self._graphs)
 
     def told_apart(self) -> list[tuple[int | None, ...]]:
-        """By what: first node, what it reads, its rows and those of the last, number of nodes."""
+        """By what: rows of the first node, cells, that node, what it reads, last rows, nodes."""
         return list(self._graphs)
 
     def forget(self) -> None:
@@ -136,7 +140,7 @@ class MarkedBackend:
             return
         node = (_Address * 1)()
         empty, nothing = _Graph(1, 0, 0, node), (_Address * 2)()
-        for mark, _ in list(self._graphs.values())[-_TOUCHED:]:
+        for mark, _ in list(self._graphs.values())[-MOST_KEPT:]:
             node[0] = ctypes.addressof(mark)
             self._before(ctypes.addressof(self._backend), ctypes.addressof(empty), nothing)
 
@@ -162,15 +166,57 @@ class MarkedBackend:
         n_tokens = first.ne[1]
         if n_tokens > LARGEST_KEPT:
             return None
+        shape = n_tokens, self._n_cells(graph)
         # with several cards, ggml has more than one copy of what is handed on, and takes turns
-        key = graph.nodes[0], first.src[0], n_tokens, last.ne[1], graph.n_nodes
+        key = *shape, graph.nodes[0], first.src[0], last.ne[1], graph.n_nodes
         room = self._graphs.pop(key, None)
+        self._use(shape)
         if room is None and self.n_graphs < _MOST_GRAPHS:
             memory = ctypes.create_string_buffer(_MARK_BYTES)
             room = _Tensor.from_buffer(memory), (_Address * (graph.n_nodes + 1))()
         if room is not None:
             self._graphs[key] = room  # the latest comes last
         return room
+
+    def _use(self, shape: tuple[int, int]) -> None:
+        """Such graphs are the latest; those of the oldest shape are no longer kept."""
+        self._shapes.pop(shape, None)
+        self._shapes[shape] = None
+        if len(self._shapes) > MOST_KEPT:
+            oldest = next(iter(self._shapes))
+            del self._shapes[oldest]
+            self._graphs = {key: room for key, room in self._graphs.items() if key[:2] != oldest}
+
+    def _n_cells(self, graph: _Graph) -> int:
+        """How many cells the first attention in it looks at; 0 where there is none."""
+        part = graph.nodes[0], graph.n_nodes
+        place = self._attention.get(part, 0)
+        found = _cells_of(graph.nodes[place]) if place >= 0 else 0
+        if found is None:
+            nodes = enumerate(graph.nodes[: graph.n_nodes])
+            looks = ((at, cells) for at, node in nodes if (cells := _cells_of(node)) is not None)
+            self._attention[part], found = next(looks, (-1, 0))
+        return found
+
+
+def _cells_of(node: int) -> int | None:
+    """How many cells a node of attention looks at, None for other nodes."""
+    flash, softmax = _attentions()
+    tensor = _Tensor.from_address(node)
+    if tensor.op == flash:
+        return int(_Tensor.from_address(tensor.src[1]).ne[1])  # the keys
+    return int(tensor.ne[0]) if tensor.op == softmax else None
+
+
+@functools.cache
+def _attentions() -> tuple[int, int]:
+    """Numbers of the operations that attention is made of, with flash attention and without."""
+    name = library.ggml_base().ggml_op_name
+    flash, softmax = (
+        next(op for op in itertools.count() if name(op) == wanted)
+        for wanted in (b"FLASH_ATTN_EXT", b"SOFT_MAX")
+    )
+    return flash, softmax
 
 
 class ContextGraphs:
@@ -195,8 +241,8 @@ class ContextGraphs:
         return len(self._backends) > 0
 
     @property
-    def are_one_a_size(self) -> bool:
-        """Whether each size has one: several cards take turns with several for each."""
+    def are_one_a_shape(self) -> bool:
+        """Whether each shape has one: several cards take turns with several for each."""
         return len(self._backends) == 1
 
     @property
@@ -320,7 +366,7 @@ def _is_as_read(base: Any, cpu: int) -> bool:
             return False
         given, first, correct = _compute(base, backend)
         n_rows = _TESTED[1]
-        return correct and kept.told_apart() == [(first, given, n_rows, n_rows, 2)]
+        return correct and kept.told_apart() == [(n_rows, 0, first, given, n_rows, 2)]
     finally:
         base.ggml_backend_free(backend)
 

@@ -50,6 +50,7 @@ _DEVICES: _Functions = {
 }
 _BASE: _Functions = {
     "ggml_version": (ctypes.c_char_p, ()),
+    "ggml_op_name": (ctypes.c_char_p, (_INT,)),
     "ggml_init": (_POINTER, (GgmlInit,)),
     "ggml_free": (None, (_POINTER,)),
     "ggml_new_tensor_2d": (_POINTER, (_POINTER, _INT, ctypes.c_int64, ctypes.c_int64)),

@@ -150,12 +150,13 @@ class Costs:
     def reach(self, n_cells: int) -> None:
         """The next decode comes behind so many cells, which are attended to in blocks.
 
-        Where it reaches into another block, no captured graph fits it, whatever its size.
+        Where it reaches into another block, none of those captured in this one fits it.
         """
         block = (n_cells + max(1, self.size) - 1) // _BLOCK
         if self._replays and block != self._block:
             self._block = block
-            self.lost_graphs()
+            self._graphs.enter(block)
+            self.version += self._sized
 
     def _is_news(self, n_tokens: int) -> bool:
         """Whether prices are no longer what they were taken to be."""

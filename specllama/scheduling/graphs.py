@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from specllama.machine import LARGEST_KEPT, GraphsKept
+from specllama.machine import LARGEST_KEPT, MOST_KEPT, GraphsKept
 
 Part = Literal["first", "second", "back"]
 Parts = tuple[Part, ...]
@@ -46,6 +46,10 @@ class Graphs(ABC):
     def read_prompt(self) -> None:
         """A prompt was read: the next decode is built anew."""
         self.behind_prompt = True
+
+    def enter(self, block: int) -> None:
+        """What comes next attends to cells up to that block: no graph of other blocks fits."""
+        self.lose()
 
     def lose(self) -> None:
         """No graph fits any more: whatever is decoded next is new."""
@@ -137,15 +141,20 @@ class Latest(Graphs):
 
 
 class Sized(Graphs):
-    """The device keeps a graph of each size (`llama.graphs`), once it was captured.
+    """The device keeps a graph of each size in each block of cells (`llama.graphs`), once captured.
 
-    Sizes above `LARGEST_KEPT` are new each time.
+    The latest `MOST_KEPT`, that is. Sizes above `LARGEST_KEPT` are new each time.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[int, int] = {}
-        self._n_decodes = 0
+        self._block = 0
+        self._seen: dict[tuple[int, int], int] = {}
+        self._n_decodes: dict[int, int] = {}
+
+    def enter(self, block: int) -> None:
+        self._block = block
+        self.size, self.behind_prompt = 0, True
 
     def _next(self, n_tokens: int) -> Phase:
         parts = self.pays(n_tokens)
@@ -153,16 +162,20 @@ class Sized(Graphs):
 
     def _count(self, n_tokens: int) -> None:
         if n_tokens <= LARGEST_KEPT:
-            self._seen[n_tokens] = min(self._of(n_tokens) + 1, CHANGING)
-        self._n_decodes = min(self._n_decodes + 1, CHANGING)
+            count = min(self._of(n_tokens) + 1, CHANGING)
+            self._seen.pop((self._block, n_tokens), None)
+            self._seen[self._block, n_tokens] = count  # the latest comes last
+        if len(self._seen) > MOST_KEPT:
+            del self._seen[next(iter(self._seen))]
+        self._n_decodes[self._block] = min(self._n_decodes.get(self._block, 0) + 1, CHANGING)
 
     def _of(self, n_tokens: int) -> int:
         """How many decodes of that size there were, as far as it makes a difference."""
-        return self._seen.get(n_tokens, 0)
+        return self._seen.get((self._block, n_tokens), 0)
 
     def _forget(self) -> None:
         self._seen.clear()
-        self._n_decodes = 0
+        self._n_decodes.clear()
 
     def _pays(self, n_tokens: int, *, moved: bool) -> Parts:
         if not self._of(n_tokens):
@@ -180,7 +193,7 @@ class Sized(Graphs):
             1: (("second", "back"), ()),
             CHANGING: (("back",), ()),
         }
-        return dues[self._n_decodes]
+        return dues[self._n_decodes.get(self._block, 0)]
 
     def move(self, n_tokens: int, before: int, kept: int) -> Parts:
         moved = n_tokens != before

@@ -203,13 +203,14 @@ def test_another_block_of_cells_is_another_graph(
     made = engine(WORDS, 1, n_ctx=600, kept_graphs=kept_graphs)
     replays = kept_graphs != "none"
     cells: list[int] = []
-    lose = made.scheduler.costs.lost_graphs
+    device = made.scheduler.costs._graphs
+    enter = device.enter
 
-    def spy() -> None:
+    def spy(block: int) -> None:
         cells.append(made.cache.n_cells)
-        lose()
+        enter(block)
 
-    monkeypatch.setattr(made.scheduler.costs, "lost_graphs", spy)
+    monkeypatch.setattr(device, "enter", spy)
     endless = {"max_tokens": 16, "is_end": lambda token: False, "drafters": drafters}
     run(made, request([1] * 250, **endless))
     assert len(cells) == replays
@@ -222,13 +223,13 @@ def test_another_block_of_cells_is_another_graph(
 
 
 def test_of_several_slots_nobody_knows_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = []
+    entered = []
     for n_slots in (1, 2):
         made = Engine(FakeModel(WORDS, n_seq=2, n_ctx=600), [], n_slots=n_slots)
-        told = made.scheduler.costs
-        monkeypatch.setattr(told, "lost_graphs", lambda n_slots=n_slots: lost.append(n_slots))
+        device = made.scheduler.costs._graphs
+        monkeypatch.setattr(device, "enter", lambda block, n=n_slots: entered.append((n, block)))
         run(made, request([1] * 250, max_tokens=16, is_end=lambda token: False, drafters=()))
-    assert lost == [1]
+    assert entered == [(1, 1)]
 
 
 LARGE = CostTable(

@@ -69,6 +69,24 @@ class TestKept:
         assert decode(usual, SIZES) == found
         usual.close()
 
+    @pytest.mark.parametrize("flash_attn", ["on", "off"])
+    def test_each_block_of_cells_is_told_apart(
+        self, flash_attn: str, cards: None, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(model, "offloaded", True)
+        context = Context(model, n_ctx=768, n_batch=512, threads=1, flash_attn=flash_attn)
+        (backend,) = context._graphs._backends
+        before = set(backend.told_apart())
+        for n_held in (100, 250, 300, 100, 300):
+            context.drop(0)
+            for size in (n_held, 1, 1, 3):
+                held = context.length(0)
+                wanted = [False] * (size - 1) + [True]
+                context.decode([7] * size, range(held, held + size), [(0,)] * size, wanted)
+        new = set(backend.told_apart()) - before
+        assert sorted(key[:2] for key in new) == [(1, 256), (1, 512), (3, 256), (3, 512)]
+        context.close()
+
     def test_only_contexts_that_are_opened_here_are_changed(self, cards: None) -> None:
         cpu = library.device_handle("CPU")
         device = graphs._Device.from_address(cpu)
@@ -284,6 +302,44 @@ class TestMarks:
         built.optimize(backend)
         assert built.own.n_nodes == 0
 
+    def test_shapes_make_room_for_later_ones(
+        self, backend: MarkedBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each graph takes memory of the card. All parts of a shape go at once."""
+        monkeypatch.setattr(graphs, "MOST_KEPT", 2)
+        parts = {n_tokens: [Built(n_tokens) for _ in range(2)] for n_tokens in (1, 2, 3)}
+        marks: dict[int, list[int]] = {}
+
+        def optimize(n_tokens: int) -> None:
+            before = marks.get(n_tokens)
+            marks[n_tokens] = []
+            for part in parts[n_tokens]:
+                built = Built(n_tokens, first=part.tensors[0])
+                built.optimize(backend)
+                marks[n_tokens].append(built.listed()[0])
+            assert before in (None, marks[n_tokens])
+
+        for n_tokens in (1, 2, 1, 3, 1):
+            optimize(n_tokens)
+        assert {key[0] for key in backend.told_apart()} == {1, 3}
+        assert backend.n_graphs == 4
+
+    def test_attention_tells_the_cells(self, backend: MarkedBackend) -> None:
+        flash, softmax = graphs._attentions()
+        keys = tensor(512)
+        flashed, softened = tensor(4), tensor(4)
+        flashed.op, softened.op = flash, softmax
+        flashed.src[1] = ctypes.addressof(keys)
+        softened.ne[0] = 768
+        shared, other = tensor(1), tensor(1)
+        for attention in (flashed, softened, tensor(4), flashed):
+            built = Built(1, first=shared if attention.op else other)
+            built.tensors[1] = attention
+            built.nodes[1] = ctypes.addressof(attention)
+            built.optimize(backend)
+            assert built.is_marked
+        assert [key[1] for key in backend.told_apart()] == [768, 0, 512]
+
     def test_there_is_an_end_to_graphs(
         self, backend: MarkedBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -382,8 +438,8 @@ class TestInterruptions:
 def test_several_cards_have_more_than_one_graph_of_a_size() -> None:
     owns = [graphs._Backend() for _ in range(2)]
     one, two = (ContextGraphs([ctypes.addressof(own) for own in owns[:n]]) for n in (1, 2))
-    assert (one.are_one_a_size, two.are_one_a_size) == (True, False)
-    assert not ContextGraphs().are_one_a_size
+    assert (one.are_one_a_shape, two.are_one_a_shape) == (True, False)
+    assert not ContextGraphs().are_one_a_shape
 
 
 class TestTouching:
@@ -417,7 +473,7 @@ class TestTouching:
         self, touched: tuple[ContextGraphs, list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each takes memory of the card."""
-        monkeypatch.setattr(graphs, "_TOUCHED", 2)
+        monkeypatch.setattr(graphs, "MOST_KEPT", 2)
         kept, found = touched
         (backend,) = kept._backends
         backend._before, before = None, backend._before  # type: ignore[assignment]
@@ -434,7 +490,7 @@ class TestTouching:
     def test_not_when_it_is_too_late(self, touched: tuple[ContextGraphs, list[int]]) -> None:
         """As behind a pause of the process: llama.cpp has dropped them by then."""
         kept, found = touched
-        kept._backends[0]._graphs[0,] = graphs._Tensor(), None
+        kept._backends[0]._graphs[0, 0] = graphs._Tensor(), None
         kept.used_at = time.perf_counter() - graphs.DROPPED_S - 1
         assert not kept.alive
         kept.touch()
@@ -443,7 +499,7 @@ class TestTouching:
 
     def test_not_what_was_freed(self, touched: tuple[ContextGraphs, list[int]]) -> None:
         kept, found = touched
-        kept._backends[0]._graphs[0,] = graphs._Tensor(), None
+        kept._backends[0]._graphs[0, 0] = graphs._Tensor(), None
         kept.close()
         kept.touch()
         assert not found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.machine import LARGEST_KEPT
+from specllama.machine import LARGEST_KEPT, MOST_KEPT
 from specllama.scheduling import graphs
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.graphs import Latest, Parts, Sized
@@ -36,6 +36,12 @@ class TestLatest:
         paid(device, [1, 1, 1])
         device.read_prompt()
         assert paid(device, [1, 1]) == [FIRST, ()]
+
+    def test_another_block_of_cells_drops_it(self) -> None:
+        device = Latest()
+        paid(device, [1, 1, 1])
+        device.enter(1)
+        assert paid(device, [1, 1, 1]) == [FIRST, SECOND, ()]
 
 
 class TestSized:
@@ -73,6 +79,35 @@ class TestSized:
         assert (device.size, device.behind_prompt) == (0, True)
         assert device.dues(1) == (FIRST, SECOND)
         assert paid(device, [3, 3, 1]) == [FIRST, SECOND, FIRST]
+
+    def test_each_block_of_cells_has_graphs_of_its_own(self) -> None:
+        device = Sized()
+        paid(device, [1, 1, 3, 3])
+        device.enter(1)
+        assert (device.size, device.behind_prompt) == (0, True)
+        assert device.dues(1) == (FIRST, SECOND), "as plain decoding would pay there"
+        assert paid(device, [3, 3, 1]) == [FIRST, SECOND, FIRST]
+        device.enter(0)
+        assert device.dues(1) == (BACK, ())
+        assert paid(device, [3, 3, 1, 3]) == [BACK, (), BACK, BACK]
+        device.lose()
+        assert paid(device, [3]) == [FIRST], "all blocks lose theirs"
+        device.enter(1)
+        assert paid(device, [3]) == [FIRST]
+
+    def test_the_oldest_graphs_make_room(self) -> None:
+        device = Sized()
+        for block in range(MOST_KEPT + 1):
+            device.enter(block)
+            paid(device, [1, 1])
+            device.enter(0)
+            device.decode(1)
+        device.enter(0)
+        assert device.pays(1) == BACK, "used all along"
+        device.enter(1)
+        assert device.pays(1) == FIRST
+        device.enter(2)
+        assert device.pays(1) == BACK
 
     @pytest.mark.parametrize(
         ("sizes", "dues"),
