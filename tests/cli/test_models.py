@@ -288,6 +288,17 @@ def test_doctor_tells_where_nothing_was_compiled(cli: Cli, monkeypatch: pytest.M
     assert "laws              compiled\n" in cli("doctor").out
 
 
+def test_doctor_names_the_variables_that_change_something(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names alone, whatever they hold."""
+    for name in ("GGML_CUDA_GRAPH_OPT", "CUDA_VISIBLE_DEVICES", "MY_SECRET"):
+        monkeypatch.setenv(name, "hf_secret")
+    said = json.loads(cli("doctor", "--json").out)["files"]["environment"]
+    assert {"CUDA_VISIBLE_DEVICES", "GGML_CUDA_GRAPH_OPT"} <= set(said.split(", "))
+    assert "SECRET" not in said.upper()
+
+
 def test_doctor_survives_a_broken_home_and_cache(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
