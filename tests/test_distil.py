@@ -266,6 +266,17 @@ def test_a_step_without_its_packages_names_them(tmp_path: Path) -> None:
     assert refusal("train", target, tmp_path).startswith("torch is not installed here.")
 
 
+def test_a_start_that_does_not_fit_is_told_before_anything_takes_time(tmp_path: Path) -> None:
+    target, start = write_llama(tmp_path / "target.gguf"), write_llama(tmp_path / "start.gguf")
+    (tmp_path / "seeds.npz").touch()
+    asked = ("train", target, tmp_path, "--start", start)
+    fits = ("--width", 32, "--heads", 4, "--kv-heads", 4, "--ffn", 64)
+    for wrong in ((), (*fits, "--width", 64), (*fits, "--ffn", 32), (*fits, "--kv-heads", 2)):
+        assert refusal(*asked, *wrong).endswith("heads that it has, and no smaller --ffn."), wrong
+    for right in ((), ("--ffn", 96), ("--layers", 1), ("--layers", 9)):
+        assert refusal(*asked, *fits, *right).startswith("torch is not installed here."), right
+
+
 def test_inputs_are_not_written_over(tmp_path: Path) -> None:
     """The draft of WORK is what `train` writes, also where it was given as target or start."""
     draft, link = write_llama(tmp_path / "draft-f16.gguf"), tmp_path / "link.gguf"

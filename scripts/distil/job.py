@@ -14,7 +14,7 @@ from .model import Llama, load_teacher
 from .parallel import join
 from .shape import open_gguf, read_shape
 from .train import GOING_ON, Batches, Schedule, Trainer, new_student, take_over
-from .work import CHECKPOINT, DRAFT, SEEDS, TEXT
+from .work import CHECKPOINT, DRAFT, SEEDS, TEXT, asked_shape
 
 
 def written_rows(args: argparse.Namespace, teacher: Llama, rank: int, deadline: float) -> Rows:
@@ -79,7 +79,7 @@ def train(args: argparse.Namespace) -> None:
     held, rows = part(rows, slice(-args.held, None)), part(rows, slice(0, -args.held))
     joined = long_rows(teacher, rows, args.long_rows, args.long_length, args.top_k)
     log(f"{len(rows)} rows of {args.length}, {len(joined)} of {args.long_length} a rank")
-    shape = teacher.shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
+    shape = teacher.shape.student(*asked_shape(args))
     student = new_student(teacher, shape, args.long_length, rows.tokens[-128:].long())
     del teacher
     if args.start:
@@ -108,8 +108,7 @@ def save_draft(student: Llama, args: argparse.Namespace) -> None:
 def export(args: argparse.Namespace) -> None:
     """The draft as the last checkpoint has it."""
     state = torch.load(args.work / CHECKPOINT, map_location="cpu", weights_only=True)
-    shape = read_shape(args.target, open_gguf(args.target))
-    shape = shape.student(args.width, args.layers, args.heads, args.kv_heads, args.ffn)
+    shape = read_shape(args.target, open_gguf(args.target)).student(*asked_shape(args))
     student = Llama(shape, 1)
     student.load_state_dict(state["student"])
     save_draft(student, args)

@@ -41,6 +41,20 @@ class Shape:
         )
 
 
+def check_start(old: Shape, new: Shape) -> None:
+    """Whether a student can begin as an earlier draft (train.take_over).
+
+    Raises:
+        SystemExit: it cannot.
+    """
+    same = (old.vocab, old.width, old.heads, old.kv_heads)
+    if same != (new.vocab, new.width, new.heads, new.kv_heads) or new.ffn < old.ffn:
+        raise SystemExit(
+            f"--start is a draft of {old}, as which one of {new} cannot begin. "
+            "Give the width and heads that it has, and no smaller --ffn."
+        )
+
+
 def open_gguf(path: Path) -> gguf.GGUFReader:
     """A file's reader.
 

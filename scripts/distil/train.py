@@ -115,25 +115,28 @@ def new_student(teacher: Llama, shape: Shape, length: int, sample: Tensor) -> Ll
 
 @torch.no_grad()
 def take_over(student: Llama, draft: Llama) -> None:
-    """Make the student say what an earlier draft says, which may have less layers and ffn.
+    """Begin as an earlier draft, which may have less ffn, and less layers or more.
 
     What is new in the student adds nothing yet: its outputs (new layers, new columns of
-    `ffn_down`) begin at zero.
+    `ffn_down`) begin at zero. Of more layers, the first, the last and some between are taken.
     """
-    old, new = draft.shape, student.shape
-    if (old.vocab, old.width, old.heads, old.kv_heads) != (
-        new.vocab,
-        new.width,
-        new.heads,
-        new.kv_heads,
-    ):
-        raise SystemExit(
-            f"--start is a draft of {old}, as which one of {new} cannot begin. "
-            "Give the widths and heads that it has."
-        )
-    params = dict(student.named_parameters())
-    for name, tensor in draft.named_parameters():
-        params[name][tuple(slice(size) for size in tensor.shape)] = tensor.to(params[name].device)
+    taken = layers_taken(draft.shape.layers, student.shape.layers)
+    tensors = dict(draft.named_parameters())
+    for name, mine in student.named_parameters():
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        if name.startswith("blk."):
+            if int(block) >= len(taken):
+                continue
+            name = f"blk.{taken[int(block)]}.{rest}"
+        theirs = tensors[name]
+        mine[tuple(slice(size) for size in theirs.shape)] = theirs.to(mine.device)
+
+
+def layers_taken(have: int, wanted: int) -> list[int]:
+    """Which of the layers there are to take for so many: all, or evenly from first to last."""
+    if wanted >= have:
+        return list(range(have))
+    return [round(place * (have - 1) / max(1, wanted - 1)) for place in range(wanted)]
 
 
 class Batches:

@@ -30,6 +30,16 @@ def ready_to_train(args: Namespace, rank: int) -> None:
     if not (args.work / TEXT.format(rank)).is_file():
         needed(args.work / SEEDS, "Make it first: distil_draft.py seeds TARGET WORK")
     distinct(args.work / DRAFT, args.target, args.start)
+    if args.start is not None:
+        from .shape import check_start, open_gguf, read_shape
+
+        shape = read_shape(args.target, open_gguf(args.target)).student(*asked_shape(args))
+        check_start(read_shape(args.start, open_gguf(args.start)), shape)
+
+
+def asked_shape(args: Namespace) -> tuple[int, int, int, int, int]:
+    """The student's, as `Shape.student` takes it."""
+    return args.width, args.layers, args.heads, args.kv_heads, args.ffn
 
 
 def ready_to_export(args: Namespace) -> None:
