@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -88,7 +88,7 @@ class Card:
     """One model's decodes on the card, and the graphs that were captured.
 
     Attributes:
-        sized: one of each size is kept, not only the latest.
+        sized: one of each shape is kept, not only the latest.
         shape: size and block of cells of the latest decode.
         decodes: how many there were of each shape since its graph was lost.
     """
@@ -96,7 +96,7 @@ class Card:
     name: str
     sized: bool
     shape: tuple[int, int] = (0, 0)
-    decodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    decodes: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
     used_at: float = 0.0
 
     def rest(self, now: float) -> None:
@@ -124,10 +124,10 @@ class Card:
         moved, self.shape = shape != self.shape, shape
         if moved and not self.sized:
             self.decodes.clear()
-        count = self.decodes.pop(shape, 0) + 1
-        self.decodes[shape] = count  # the latest comes last
+        count = self.decodes[shape] = self.decodes.get(shape, 0) + 1
+        self.decodes.move_to_end(shape)
         if len(self.decodes) > MOST_KEPT:
-            del self.decodes[next(iter(self.decodes))]
+            self.decodes.popitem(last=False)
         back = BACK_MS[self.name] if moved and count > 1 else 0.0
         return back + dict(enumerate(CHANGE_MS[self.name], start=1)).get(count, 0.0)
 

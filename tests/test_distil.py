@@ -108,8 +108,12 @@ def test_other_weights_move_by_about_half_a_step_at_most(module: ModuleType) -> 
     assert moved.mean() < 0.3 * step.mean()
 
 
-def with_fields(source: Path, out: Path, **changes: str | None) -> Path:
-    """The same model with other texts in its metadata (dots are written as two underscores)."""
+def with_fields(source: Path, out: Path, /, without: str = "", **changes: str | None) -> Path:
+    """The same model with other texts in its metadata (dots are written as two underscores).
+
+    Args:
+        without: a tensor that is left out.
+    """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, "llama")
     texts = {name.replace("__", "."): text for name, text in changes.items()}
@@ -122,7 +126,8 @@ def with_fields(source: Path, out: Path, **changes: str | None) -> Path:
         if text is not None:
             writer.add_string(key, text)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, tensor.data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -267,7 +272,8 @@ def test_a_step_without_its_packages_names_them(tmp_path: Path) -> None:
 
 
 def test_a_start_that_does_not_fit_is_told_before_anything_takes_time(tmp_path: Path) -> None:
-    target, start = write_llama(tmp_path / "target.gguf"), write_llama(tmp_path / "start.gguf")
+    target = write_llama(tmp_path / "target.gguf")
+    start = with_fields(target, tmp_path / "start.gguf", without="output.weight")
     (tmp_path / "seeds.npz").touch()
     asked = ("train", target, tmp_path, "--start", start)
     fits = ("--width", 32, "--heads", 4, "--kv-heads", 4, "--ffn", 64)
@@ -275,6 +281,8 @@ def test_a_start_that_does_not_fit_is_told_before_anything_takes_time(tmp_path: 
         assert refusal(*asked, *wrong).endswith("heads that it has, and no smaller --ffn."), wrong
     for right in ((), ("--ffn", 96), ("--layers", 1), ("--layers", 9)):
         assert refusal(*asked, *fits, *right).startswith("torch is not installed here."), right
+    two_heads = write_llama(tmp_path / "other.gguf")
+    assert "has a head besides its embedding" in refusal(*asked[:-1], two_heads, *fits)
 
 
 def test_inputs_are_not_written_over(tmp_path: Path) -> None:

@@ -41,20 +41,6 @@ class Shape:
         )
 
 
-def check_start(old: Shape, new: Shape) -> None:
-    """Whether a student can begin as an earlier draft (train.take_over).
-
-    Raises:
-        SystemExit: it cannot.
-    """
-    same = (old.vocab, old.width, old.heads, old.kv_heads)
-    if same != (new.vocab, new.width, new.heads, new.kv_heads) or new.ffn < old.ffn:
-        raise SystemExit(
-            f"--start is a draft of {old}, as which one of {new} cannot begin. "
-            "Give the width and heads that it has, and no smaller --ffn."
-        )
-
-
 def open_gguf(path: Path) -> gguf.GGUFReader:
     """A file's reader.
 
@@ -104,3 +90,24 @@ def read_shape(path: Path, reader: gguf.GGUFReader) -> Shape:
         rope_base=float(value("llama.rope.freq_base", 10000.0)),
         eps=float(value("llama.attention.layer_norm_rms_epsilon")),
     )
+
+
+def check_start(path: Path, new: Shape) -> None:
+    """Whether a student can begin as the earlier draft of a file (train.take_over).
+
+    Raises:
+        SystemExit: it cannot.
+    """
+    reader = open_gguf(path)
+    old = read_shape(path, reader)
+    if any(tensor.name == "output.weight" for tensor in reader.tensors):
+        raise SystemExit(
+            f"{path} has a head besides its embedding, which drafts made here have not. "
+            "Give a draft that was made here with --start."
+        )
+    same = (old.vocab, old.width, old.heads, old.kv_heads)
+    if same != (new.vocab, new.width, new.heads, new.kv_heads) or new.ffn < old.ffn:
+        raise SystemExit(
+            f"--start is a draft of {old}, as which one of {new} cannot begin. "
+            "Give the width and heads that it has, and no smaller --ffn."
+        )

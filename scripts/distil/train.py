@@ -121,15 +121,11 @@ def take_over(student: Llama, draft: Llama) -> None:
     `ffn_down`) begin at zero. Of more layers, the first, the last and some between are taken.
     """
     taken = layers_taken(draft.shape.layers, student.shape.layers)
-    tensors = dict(draft.named_parameters())
-    for name, mine in student.named_parameters():
-        block, _, rest = name.removeprefix("blk.").partition(".")
-        if name.startswith("blk."):
-            if int(block) >= len(taken):
-                continue
-            name = f"blk.{taken[int(block)]}.{rest}"
-        theirs = tensors[name]
-        mine[tuple(slice(size) for size in theirs.shape)] = theirs.to(mine.device)
+    pairs = [(student.token_embd, draft.token_embd), (student.output_norm, draft.output_norm)]
+    pairs += [(student.blk[place], draft.blk[old]) for place, old in enumerate(taken)]
+    for mine, theirs in pairs:
+        for new, known in zip(mine.parameters(), theirs.parameters(), strict=True):
+            new[tuple(slice(size) for size in known.shape)] = known.to(new.device)
 
 
 def layers_taken(have: int, wanted: int) -> list[int]:

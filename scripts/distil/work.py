@@ -34,7 +34,7 @@ def ready_to_train(args: Namespace, rank: int) -> None:
         from .shape import check_start, open_gguf, read_shape
 
         shape = read_shape(args.target, open_gguf(args.target)).student(*asked_shape(args))
-        check_start(read_shape(args.start, open_gguf(args.start)), shape)
+        check_start(args.start, shape)
 
 
 def asked_shape(args: Namespace) -> tuple[int, int, int, int, int]:

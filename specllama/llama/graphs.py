@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +51,7 @@ DROPPED_S = 10.0
 _TOUCHED_S = 4.0
 _TESTED = 4, 3
 
+_Key = tuple[int | None, ...]
 _Address = ctypes.c_void_p
 _Init = ctypes.CFUNCTYPE(_Address, _Address, _Address)
 _Optimize = ctypes.CFUNCTYPE(None, _Address, _Address, _Address)
@@ -114,8 +116,7 @@ class MarkedBackend:
     def __init__(self, address: int) -> None:
         self._backend = _Backend.from_address(address)
         self._before = _Optimize(self._backend.graph_optimize or 0)
-        self._graphs: dict[tuple[int | None, ...], tuple[Any, Any]] = {}
-        self._shapes: dict[tuple[int, int], None] = {}
+        self._graphs: OrderedDict[tuple[int, int], dict[_Key, tuple[Any, Any]]] = OrderedDict()
         self._attention: dict[tuple[int | None, int], int] = {}
         self._new = _Optimize(self._optimize)
         self._backend.graph_optimize = ctypes.cast(self._new, _Address).value
@@ -123,15 +124,19 @@ class MarkedBackend:
     @property
     def n_graphs(self) -> int:
         """How many graphs are told apart so far."""
-        return len(self._graphs)
+        return sum(map(len, self._graphs.values()))
 
-    def told_apart(self) -> list[tuple[int | None, ...]]:
+    def told_apart(self) -> list[_Key]:
         """By what: rows of the first node, cells, that node, what it reads, last rows, nodes."""
-        return list(self._graphs)
+        return [(*shape, *key) for shape, rooms in self._graphs.items() for key in rooms]
+
+    def _marks(self) -> list[Any]:
+        """Of all graphs, those of the latest shape last."""
+        return [mark for rooms in self._graphs.values() for mark, _ in rooms.values()]
 
     def forget(self) -> None:
         """Let no graph that was captured so far fit any more."""
-        for mark, _ in self._graphs.values():
+        for mark in self._marks():
             mark.op_params[0] += 1
 
     def touch(self) -> None:
@@ -140,7 +145,7 @@ class MarkedBackend:
             return
         node = (_Address * 1)()
         empty, nothing = _Graph(1, 0, 0, node), (_Address * 2)()
-        for mark, _ in list(self._graphs.values())[-MOST_KEPT:]:
+        for mark in self._marks()[-MOST_KEPT:]:
             node[0] = ctypes.addressof(mark)
             self._before(ctypes.addressof(self._backend), ctypes.addressof(empty), nothing)
 
@@ -166,26 +171,21 @@ class MarkedBackend:
         n_tokens = first.ne[1]
         if n_tokens > LARGEST_KEPT:
             return None
-        shape = n_tokens, self._n_cells(graph)
+        rooms = self._rooms((n_tokens, self._n_cells(graph)))
         # with several cards, ggml has more than one copy of what is handed on, and takes turns
-        key = *shape, graph.nodes[0], first.src[0], last.ne[1], graph.n_nodes
-        room = self._graphs.pop(key, None)
-        self._use(shape)
-        if room is None and self.n_graphs < _MOST_GRAPHS:
+        key = graph.nodes[0], first.src[0], last.ne[1], graph.n_nodes
+        if key not in rooms and self.n_graphs < _MOST_GRAPHS:
             memory = ctypes.create_string_buffer(_MARK_BYTES)
-            room = _Tensor.from_buffer(memory), (_Address * (graph.n_nodes + 1))()
-        if room is not None:
-            self._graphs[key] = room  # the latest comes last
-        return room
+            rooms[key] = _Tensor.from_buffer(memory), (_Address * (graph.n_nodes + 1))()
+        return rooms.get(key)
 
-    def _use(self, shape: tuple[int, int]) -> None:
-        """Such graphs are the latest; those of the oldest shape are no longer kept."""
-        self._shapes.pop(shape, None)
-        self._shapes[shape] = None
-        if len(self._shapes) > MOST_KEPT:
-            oldest = next(iter(self._shapes))
-            del self._shapes[oldest]
-            self._graphs = {key: room for key, room in self._graphs.items() if key[:2] != oldest}
+    def _rooms(self, shape: tuple[int, int]) -> dict[_Key, tuple[Any, Any]]:
+        """Those of a shape, which is the latest now; those of the oldest are no longer kept."""
+        rooms = self._graphs.setdefault(shape, {})
+        self._graphs.move_to_end(shape)
+        if len(self._graphs) > MOST_KEPT:
+            self._graphs.popitem(last=False)
+        return rooms
 
     def _n_cells(self, graph: _Graph) -> int:
         """How many cells the first attention in it looks at; 0 where there is none."""

@@ -104,7 +104,6 @@ class Costs:
             "second": _extra_s(self._kept.same, self._kept.second),
             "back": _extra_s(self._kept.same, self._kept.back),
         }
-        self._block = 0
         self._renew()
 
     # what happened
@@ -153,8 +152,7 @@ class Costs:
         Where it reaches into another block, none of those captured in this one fits it.
         """
         block = (n_cells + max(1, self.size) - 1) // _BLOCK
-        if self._replays and block != self._block:
-            self._block = block
+        if self._replays and block != self._graphs.block:
             self._graphs.enter(block)
             self.version += self._sized
 

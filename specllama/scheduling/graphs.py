@@ -8,6 +8,7 @@ to a graph that was kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Literal
 
 from specllama.machine import LARGEST_KEPT, MOST_KEPT, GraphsKept
@@ -24,13 +25,14 @@ class Graphs(ABC):
 
     Attributes:
         size: of the latest decode; 0 before any, and where no graph fits any more.
+        block: of cells, up to which decodes attend.
         behind_prompt: whether a prompt was read since then.
         phase: of the latest decode.
         changes: whether the latest decode paid for being of another size than those before it.
     """
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size = self.block = 0
         self.behind_prompt = True
         self.phase: Phase = "first"
         self._moved = False
@@ -48,14 +50,14 @@ class Graphs(ABC):
         self.behind_prompt = True
 
     def enter(self, block: int) -> None:
-        """What comes next attends to cells up to that block: no graph of other blocks fits."""
-        self.lose()
+        """What comes next attends to cells up to another block: no graph of this one fits."""
+        self.block = block
+        self.size, self.behind_prompt = 0, True
 
     def lose(self) -> None:
         """No graph fits any more: whatever is decoded next is new."""
-        self.size = 0
         self._forget()
-        self.behind_prompt = True
+        self.size, self.behind_prompt = 0, True
 
     @property
     def changes(self) -> bool:
@@ -112,6 +114,10 @@ class Latest(Graphs):
         super().__init__()
         self._in_a_row = 0
 
+    def enter(self, block: int) -> None:
+        super().enter(block)
+        self._forget()
+
     def _next(self, n_tokens: int) -> Phase:
         if self.behind_prompt or n_tokens != self.size:
             return "first"
@@ -148,13 +154,8 @@ class Sized(Graphs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._block = 0
-        self._seen: dict[tuple[int, int], int] = {}
+        self._seen: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._n_decodes: dict[int, int] = {}
-
-    def enter(self, block: int) -> None:
-        self._block = block
-        self.size, self.behind_prompt = 0, True
 
     def _next(self, n_tokens: int) -> Phase:
         parts = self.pays(n_tokens)
@@ -162,16 +163,15 @@ class Sized(Graphs):
 
     def _count(self, n_tokens: int) -> None:
         if n_tokens <= LARGEST_KEPT:
-            count = min(self._of(n_tokens) + 1, CHANGING)
-            self._seen.pop((self._block, n_tokens), None)
-            self._seen[self._block, n_tokens] = count  # the latest comes last
+            self._seen[self.block, n_tokens] = min(self._of(n_tokens) + 1, CHANGING)
+            self._seen.move_to_end((self.block, n_tokens))
         if len(self._seen) > MOST_KEPT:
-            del self._seen[next(iter(self._seen))]
-        self._n_decodes[self._block] = min(self._n_decodes.get(self._block, 0) + 1, CHANGING)
+            self._seen.popitem(last=False)
+        self._n_decodes[self.block] = min(self._n_decodes.get(self.block, 0) + 1, CHANGING)
 
     def _of(self, n_tokens: int) -> int:
         """How many decodes of that size there were, as far as it makes a difference."""
-        return self._seen.get((self._block, n_tokens), 0)
+        return self._seen.get((self.block, n_tokens), 0)
 
     def _forget(self) -> None:
         self._seen.clear()
@@ -193,7 +193,7 @@ class Sized(Graphs):
             1: (("second", "back"), ()),
             CHANGING: (("back",), ()),
         }
-        return dues[self._n_decodes.get(self._block, 0)]
+        return dues[self._n_decodes.get(self.block, 0)]
 
     def move(self, n_tokens: int, before: int, kept: int) -> Parts:
         moved = n_tokens != before
