@@ -14,8 +14,8 @@ from pathlib import Path
 
 from arguments import distinct, from_1
 from distil import clock  # noqa: F401  (starts to count)
-from distil.kinds import FILE_TYPES, TENSOR_TYPES
-from distil.work import SEEDS, needed, ready_to_export, ready_to_train
+from distil.kinds import FILE_TYPES, TENSOR_TYPES, TRAINED
+from distil.work import BUILT_IN, SEEDS, SIZES, needed, ready_to_export, ready_to_train
 
 
 def make_seeds(args: argparse.Namespace) -> None:
@@ -104,11 +104,6 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
         "minutes": (23.0, "time for everything; the schedules adapt to it"),
         "write-share": (0.25, "share of the time after which no more text is written"),
         "reserve": (20.0, "seconds kept for the last measurement and the export"),
-        "width": (256, "draft: width (a multiple of 256 for a K-quant head)"),
-        "layers": (7, "draft: layers"),
-        "heads": (4, "draft: attention heads"),
-        "kv-heads": (2, "draft: key and value heads"),
-        "ffn": (768, "draft: feed-forward width"),
         "batch": (2048, "chats written at once"),
         "length": (512, "tokens of a row"),
         "rows": (212992, "rows of text at most (about 0.13 MB each with their labels)"),
@@ -122,8 +117,15 @@ def add_train_options(trains: argparse.ArgumentParser) -> None:
     }
     for name, (default, text) in numbers.items():
         trains.add_argument(f"--{name}", type=type(default), default=default, help=text)
+    parts = "width", "layers", "attention heads", "key and value heads", "feed-forward width"
+    for name, part, size in zip(SIZES, parts, BUILT_IN, strict=True):
+        told = f"draft: {part} (default: that of --begin-as, or {size})"
+        trains.add_argument(f"--{name.replace('_', '-')}", type=from_1, help=told)
     trains.add_argument("--name", help="general.name (default: the target's, and 'draft')")
-    trains.add_argument("--start", type=Path, help="earlier draft (GGUF) to go on from")
+    finished = "type of the finished file's matrices, to which 4-bit ones are rounded in training"
+    trains.add_argument("--type", choices=TRAINED, default="Q4_K", help=finished)
+    begin = "GGUF to begin as: an earlier draft, or TARGET itself (some of its layers)"
+    trains.add_argument("--begin-as", type=Path, help=begin)
     trains.add_argument("--eager", action="store_true", help="no torch.compile")
 
 

@@ -254,7 +254,7 @@ def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         (("seeds", target, work, "--count", 0), "0 is not a whole number of at least 1"),
         (("train", none, work), "none.gguf is not there. Name the GGUF that the draft is for."),
         (("train", target, work), "seeds.npz is not there. Make it first: distil_draft.py seeds"),
-        (("train", target, work, "--start", none), "none.gguf is not there. Name an earlier draft"),
+        (("train", target, work, "--begin-as", none), "not there. Name an earlier draft"),
         (("export", target, work), "student.pt is not there. Train first: distil_draft.py train"),
         (("quantise", none, tmp_path / "o.gguf"), "none.gguf is not there. Name what `train`"),
         (("quantise", text, tmp_path / "o.gguf"), "x.gguf is not a whole GGUF file"),
@@ -275,14 +275,33 @@ def test_a_start_that_does_not_fit_is_told_before_anything_takes_time(tmp_path: 
     target = write_llama(tmp_path / "target.gguf")
     start = with_fields(target, tmp_path / "start.gguf", without="output.weight")
     (tmp_path / "seeds.npz").touch()
-    asked = ("train", target, tmp_path, "--start", start)
-    fits = ("--width", 32, "--heads", 4, "--kv-heads", 4, "--ffn", 64)
-    for wrong in ((), (*fits, "--width", 64), (*fits, "--ffn", 32), (*fits, "--kv-heads", 2)):
+    asked = ("train", target, tmp_path, "--begin-as", start, "--type", "Q4_1")
+    for wrong in (("--width", 64), ("--ffn", 32), ("--kv-heads", 2)):
         assert refusal(*asked, *wrong).endswith("heads that it has, and no smaller --ffn."), wrong
     for right in ((), ("--ffn", 96), ("--layers", 1), ("--layers", 9)):
-        assert refusal(*asked, *fits, *right).startswith("torch is not installed here."), right
+        assert refusal(*asked, *right).startswith("torch is not installed here."), right
     two_heads = write_llama(tmp_path / "other.gguf")
-    assert "has a head besides its embedding" in refusal(*asked[:-1], two_heads, *fits)
+    assert "has a head besides its embedding" in refusal(*asked, "--begin-as", two_heads)
+    target = ("train", start, tmp_path, "--begin-as", start, "--type", "Q4_1")
+    assert refusal(*target).endswith("Say with --layers how many to begin as.")
+    assert refusal(*target, "--layers", 1).startswith("torch is not installed here.")
+
+
+def test_rows_that_do_not_fit_the_type_are_told_before_anything_takes_time(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target.gguf")
+    (tmp_path / "seeds.npz").touch()
+
+    def said(*sizes: object) -> str:
+        return refusal("train", target, tmp_path, *sizes)
+
+    few = "no multiple of 256, as Q4_K needs. Choose one that is, or --type Q4_1 or Q8_0."
+    assert said("--width", 576) == f"--width 576 is {few}"
+    assert said("--ffn", 96) == f"--ffn 96 is {few}"
+    odd = said("--width", 40, "--type", "Q4_1")
+    assert odd == "--width 40 is no multiple of 32, as Q4_1 needs. Choose one that is."
+    for name in ("Q4_1", "Q8_0"):
+        fits = said("--width", 576, "--ffn", 96, "--type", name)
+        assert fits.startswith("torch is not installed here."), name
 
 
 def test_inputs_are_not_written_over(tmp_path: Path) -> None:
@@ -297,22 +316,24 @@ def test_inputs_are_not_written_over(tmp_path: Path) -> None:
         ("quantise", draft, draft),
         ("quantise", draft, link),
         ("train", draft, tmp_path),
-        ("train", target, tmp_path, "--start", link),
+        ("train", target, tmp_path, "--begin-as", link),
         ("export", link, tmp_path),
     ):
         assert "is read and would be written over" in refusal(*arguments), arguments
     assert draft.read_bytes() == before
 
 
-def test_a_draft_is_quantised_and_what_was_there_replaced(tmp_path: Path, llama_cpp: None) -> None:
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
+def test_a_draft_is_quantised_and_what_was_there_replaced(
+    tmp_path: Path, llama_cpp: None, name: str
+) -> None:
     out = tmp_path / "out.gguf"
     out.write_text("earlier")
-    done = step(
-        "quantise", write_llama(tmp_path / "d.gguf"), out, "--head", "Q8_0", "--body", "Q8_0"
-    )
+    done = step("quantise", write_llama(tmp_path / "d.gguf"), out, "--head", name, "--body", name)
     assert done.returncode == 0, done.stderr
-    (table,) = (t for t in gguf.GGUFReader(out).tensors if t.name == "token_embd.weight")
-    assert table.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    matrices = [t for t in gguf.GGUFReader(out).tensors if len(t.shape) == 2]
+    assert matrices
+    assert {t.tensor_type.name for t in matrices} == {name}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.gguf", "out.gguf"]
 
 

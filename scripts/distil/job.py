@@ -3,6 +3,7 @@
 import argparse
 import gc
 import time
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,16 @@ from .labels import Rows, label
 from .model import Llama, load_teacher
 from .parallel import join
 from .shape import open_gguf, read_shape
-from .train import GOING_ON, Batches, Schedule, Trainer, new_student, take_over
+from .train import (
+    GOING_ON,
+    GRIDS,
+    TABLE_STEP,
+    Batches,
+    Schedule,
+    Trainer,
+    new_student,
+    take_over,
+)
 from .work import CHECKPOINT, DRAFT, SEEDS, TEXT, asked_shape
 
 
@@ -82,12 +92,12 @@ def train(args: argparse.Namespace) -> None:
     shape = teacher.shape.student(*asked_shape(args))
     student = new_student(teacher, shape, args.long_length, rows.tokens[-128:].long())
     del teacher
-    if args.start:
-        take_over(student, load_teacher(args.start, 1, torch.device("cpu"), torch.float32))
+    if args.begin_as:
+        take_over(student, load_teacher(args.begin_as, 1, torch.device("cpu"), torch.float32))
     ranks.same_start(student)
     seconds = budget - ranks.clock(time.monotonic() - STARTED) - args.reserve
-    schedule = GOING_ON if args.start else Schedule()
-    trainer = Trainer(student, schedule, seconds, args.chunk, args.compiled, ranks, log)
+    plan = schedule(args, student), GRIDS.get(args.type), seconds
+    trainer = Trainer(student, *plan, args.chunk, args.compiled, ranks, log)
     if (args.work / CHECKPOINT).exists():
         trainer.resume(args.work / CHECKPOINT)
         log(f"resumed at step {trainer.step}")
@@ -97,6 +107,14 @@ def train(args: argparse.Namespace) -> None:
     if ranks.first:
         save_draft(student, args)
     ranks.leave()
+
+
+def schedule(args: argparse.Namespace, student: Llama) -> Schedule:
+    """What suits how the student begins."""
+    if args.begin_as is None:
+        return Schedule()
+    chosen = Schedule() if args.begin_as.samefile(args.target) else GOING_ON
+    return replace(chosen, table_rate=TABLE_STEP * student.head.std().item())
 
 
 def save_draft(student: Llama, args: argparse.Namespace) -> None:

@@ -93,7 +93,7 @@ def read_shape(path: Path, reader: gguf.GGUFReader) -> Shape:
 
 
 def check_start(path: Path, new: Shape) -> None:
-    """Whether a student can begin as the earlier draft of a file (train.take_over).
+    """Whether a student can begin as the model of a file, or some of its layers (train.take_over).
 
     Raises:
         SystemExit: it cannot.
@@ -103,11 +103,11 @@ def check_start(path: Path, new: Shape) -> None:
     if any(tensor.name == "output.weight" for tensor in reader.tensors):
         raise SystemExit(
             f"{path} has a head besides its embedding, which drafts made here have not. "
-            "Give a draft that was made here with --start."
+            "Give a draft that was made here with --begin-as, or leave it out."
         )
     same = (old.vocab, old.width, old.heads, old.kv_heads)
     if same != (new.vocab, new.width, new.heads, new.kv_heads) or new.ffn < old.ffn:
         raise SystemExit(
-            f"--start is a draft of {old}, as which one of {new} cannot begin. "
+            f"--begin-as is a model of {old}, as which a draft of {new} cannot begin. "
             "Give the width and heads that it has, and no smaller --ffn."
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .generate import TEMPERATURES
+from .kinds import SUPER_BLOCK
 from .labels import Rows, unpack_ids
 from .losses import HeadLoss, Kernels, Targets
 from .model import Llama
@@ -22,9 +23,10 @@ from .shape import Shape
 SHARPNESS = (2.5, 1.25, 1.0)
 """1 / temperature of the TV term for text written at each of generate.TEMPERATURES: greedy text
 is drafted for greedily, text at 0.7 for samplers that cut the tail off."""
-SUPER_BLOCK, BLOCK = 256, 32
+BLOCK = 32
 LOOK_EVERY = 20
 """Steps between looks at the clock: schedules move, and ranks agree on the time, only then."""
+Grid = Callable[[Tensor], tuple[Tensor, Tensor]]
 NUMBERS = ("step", "spent", "visits", "seconds")
 
 
@@ -47,20 +49,36 @@ class Schedule:
         return min(1.0, (step + 1) / self.warmup_steps) * max(0.0, min(1.0, fall))
 
 
-GOING_ON = Schedule(
-    body_rate=0.01, table_rate=2e-3, decay_from=0.15, tv_from=0.45, quantise_from=0.45
-)
+GOING_ON = Schedule(body_rate=0.01, decay_from=0.15, tv_from=0.45, quantise_from=0.45)
 """For a student that begins as an earlier draft: smaller steps, and the last phases sooner."""
+TABLE_STEP = 5.5e-3
+"""The table's learning rate by its weights' standard deviation, where it begins nearly right."""
 
 
-def fake_quantise(weights: Tensor) -> Tensor:
-    """Round weights [256 n] as a 4-bit K-quant does: blocks of 32, their 6-bit scales in 256."""
-    blocks = weights.view(-1, SUPER_BLOCK // BLOCK, BLOCK)
-    low = blocks.amin(-1, keepdim=True).clamp_max(0)
-    scale = _six_bits((blocks.amax(-1, keepdim=True) - low) / 15)
-    low = -_six_bits(-low)
+def fake_quantise(weights: Tensor, grid: Grid) -> Tensor:
+    """Round weights [32 n] to 16 levels in each block of 32."""
+    blocks = weights.view(-1, BLOCK)
+    scale, low = grid(blocks)
     rounded = ((blocks - low) / scale.clamp_min(1e-12)).round().clamp(0, 15) * scale + low
     return rounded.view_as(weights)
+
+
+def q4_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Level distance and lowest level of blocks [8 n, 32]: 6-bit numbers in super-blocks of 256."""
+    within = blocks.view(-1, SUPER_BLOCK // BLOCK, BLOCK)
+    low = within.amin(-1, keepdim=True).clamp_max(0)
+    scale = _six_bits((within.amax(-1, keepdim=True) - low) / 15)
+    return scale.view(-1, 1), -_six_bits(-low).view(-1, 1)
+
+
+def q4_1(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for any blocks [n, 32]: from the least weight to the largest."""
+    low, high = blocks.aminmax(dim=-1, keepdim=True)
+    return (high - low) / 15, low
+
+
+GRIDS: dict[str, Grid] = {"Q4_K": q4_k, "Q4_1": q4_1}
+"""By type of the finished file; 8 bits round so little that nothing is trained for them."""
 
 
 def _six_bits(values: Tensor) -> Tensor:
@@ -70,14 +88,14 @@ def _six_bits(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def rounded(matrices: list[nn.Parameter]) -> Iterator[None]:
+def rounded(matrices: list[nn.Parameter], grid: Grid) -> Iterator[None]:
     """Within the block the matrices are as the finished file will hold them.
 
     Gradients are taken there and applied to the exact weights (the straight-through estimator,
     Bengio et al. 2013; quantisation-aware training, Jacob et al. 2018).
     """
     exact = torch.cat([p.detach().flatten() for p in matrices])
-    _fill(matrices, fake_quantise(exact))
+    _fill(matrices, fake_quantise(exact, grid))
     yield
     _fill(matrices, exact)
 
@@ -185,12 +203,17 @@ def targets_at(rows: Rows, picked: Tensor, places: Tensor) -> Targets:
 
 
 class Trainer:
-    """Student, optimisers and clock; `save` and `resume` keep them in one file."""
+    """Student, optimisers and clock; `save` and `resume` keep them in one file.
+
+    Args:
+        grid: of the finished file, None where it hardly rounds.
+    """
 
     def __init__(
         self,
         student: Llama,
         schedule: Schedule,
+        grid: Grid | None,
         seconds: float,
         chunk: int,
         compiled: bool,
@@ -198,6 +221,7 @@ class Trainer:
         log: Callable[[str], None],
     ) -> None:
         self.student, self.schedule, self.seconds, self.log = student, schedule, seconds, log
+        self.grid = grid
         self.ranks = ranks
         self.chunk, self.kernels = chunk, Kernels(compiled)
         self.cuda = student.head.is_cuda
@@ -222,8 +246,9 @@ class Trainer:
 
     def as_shipped(self) -> AbstractContextManager[None]:
         """The matrices as they will be used: rounded in the last part of the training."""
-        late = self.progress >= self.schedule.quantise_from
-        return rounded(self.matrices) if late else nullcontext()
+        if self.grid is None or self.progress < self.schedule.quantise_from:
+            return nullcontext()
+        return rounded(self.matrices, self.grid)
 
     def loss(self, tokens: Tensor, places: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """The scheduled loss, and (KL, acceptance) for the log."""
