@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _DECAY = 0.98
-_PRIOR_WEIGHT = 12.0
+_PRIOR_WEIGHT = 20.0
 _WANING = 0.94
 _LEAST_WEIGHT = 2.0
 _OPEN_LOOKS = 4.0
