@@ -304,6 +304,21 @@ def test_rows_that_do_not_fit_the_type_are_told_before_anything_takes_time(tmp_p
         assert fits.startswith("torch is not installed here."), name
 
 
+def test_heads_that_do_not_fit_are_told_before_anything_takes_time(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target.gguf")
+    (tmp_path / "seeds.npz").touch()
+
+    def said(*sizes: object) -> str:
+        return refusal("train", target, tmp_path, *sizes)
+
+    for heads in (3, 256):
+        no = f"--width 256 cannot be {heads} heads of an even width. Choose --heads that fit."
+        assert said("--heads", heads) == no
+    few = "--heads 4 is no multiple of --kv-heads 3. Choose one that is."
+    assert said("--kv-heads", 3) == few
+    assert said("--heads", 8, "--kv-heads", 8).startswith("torch is not installed here.")
+
+
 def test_inputs_are_not_written_over(tmp_path: Path) -> None:
     """The draft of WORK is what `train` writes, also where it was given as target or start."""
     draft, link = write_llama(tmp_path / "draft-f16.gguf"), tmp_path / "link.gguf"

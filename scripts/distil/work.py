@@ -36,6 +36,7 @@ def ready_to_train(args: Namespace, rank: int) -> None:
         needed(args.work / SEEDS, "Make it first: distil_draft.py seeds TARGET WORK")
     distinct(args.work / DRAFT, args.target, args.begin_as)
     fill_in_sizes(args)
+    check_heads(args)
     check_type(args)
     if args.begin_as is not None:
         from .shape import check_start, open_gguf, read_shape
@@ -64,6 +65,24 @@ def fill_in_sizes(args: Namespace) -> None:
     for name, size in zip(SIZES, usual, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, size)
+
+
+def check_heads(args: Namespace) -> None:
+    """Whether the width is that of so many heads, whose numbers are rotated in pairs.
+
+    Raises:
+        SystemExit: it is not.
+    """
+    if args.width % (2 * args.heads):
+        raise SystemExit(
+            f"--width {args.width} cannot be {args.heads} heads of an even width. "
+            "Choose --heads that fit."
+        )
+    if args.heads % args.kv_heads:
+        raise SystemExit(
+            f"--heads {args.heads} is no multiple of --kv-heads {args.kv_heads}. "
+            "Choose one that is."
+        )
 
 
 def check_type(args: Namespace) -> None:
