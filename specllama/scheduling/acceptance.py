@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _DECAY = 0.98
-_PRIOR_WEIGHT = 20.0
+_PRIOR_WEIGHT, _GUESS_WEIGHT = 20.0, 12.0
 _WANING = 0.94
 _LEAST_WEIGHT = 2.0
 _OPEN_LOOKS = 4.0
@@ -42,13 +42,16 @@ class _Rate:
 
     The trials of one reply are alike, so that a reply changes the usual only a little. Its first
     ones say little of it: the prior weighs `_PRIOR_WEIGHT` trials, and wanes as they come.
+
+    Args:
+        weight: of the prior now, less where it is a guess that nobody measured.
     """
 
-    __slots__ = ("_hits", "_prior", "_weight", "trials")
+    __slots__ = ("_hits", "_prior", "trials", "weight")
 
-    def __init__(self, prior: float | _Rate) -> None:
+    def __init__(self, prior: float | _Rate, weight: float = _GUESS_WEIGHT) -> None:
         self._prior = prior
-        self._weight = _PRIOR_WEIGHT
+        self.weight = weight
         self._hits = 0.0
         self.trials = 0.0
 
@@ -57,20 +60,20 @@ class _Rate:
         """Over many replies."""
         if isinstance(self._prior, _Rate):
             return self.value
-        part = _REPLY_SHARE / (self.trials + self._weight)
+        part = _REPLY_SHARE / (self.trials + self.weight)
         return self._prior + part * (self._hits - self.trials * self._prior)
 
     @property
     def value(self) -> float:
         prior = self._prior.value if isinstance(self._prior, _Rate) else self._prior
-        value = (self._hits + prior * self._weight) / (self.trials + self._weight)
+        value = (self._hits + prior * self.weight) / (self.trials + self.weight)
         # what `doubt` keeps outlives the prior that it was weighed against
         return value if 0.0 <= value <= 1.0 else float(value > 0.0)
 
     def observe(self, hit: bool) -> None:
         self._hits = self._hits * _DECAY + hit
         self.trials = self.trials * _DECAY + 1.0
-        self._weight = max(_LEAST_WEIGHT, self._weight * _WANING)
+        self.weight = max(_LEAST_WEIGHT, self.weight * _WANING)
 
     def fade(self) -> None:
         """Trust the latest trials less, and the usual more."""
@@ -78,7 +81,7 @@ class _Rate:
             self._prior = self.usual
         self.trials *= _FADED
         self._hits *= _FADED
-        self._weight = _PRIOR_WEIGHT
+        self.weight = _PRIOR_WEIGHT
 
     def doubt(self) -> None:
         """Keep the estimate and trust it less."""
@@ -87,7 +90,7 @@ class _Rate:
         if isinstance(self._prior, _Rate):
             self._hits *= _DOUBTED
         else:
-            self._hits = value * (self.trials + self._weight) - self._prior * self._weight
+            self._hits = value * (self.trials + self.weight) - self._prior * self.weight
 
 
 class Acceptance:
@@ -102,14 +105,12 @@ class Acceptance:
 
     def __init__(self, known: Mapping[str, Sequence[float]] | None = None) -> None:
         known = known or {}
-        first, *deeper = known.get("depths") or [_PRIOR]
-        self._depths = [_Rate(first)]
-        for prior in deeper:
-            self._depths.append(_Rate(prior))
-        self._bins = [_Rate(prior) for prior in _kept(known, "bins", _MIDDLES)]
-        self._cells = [[_Rate(bin_) for bin_ in self._bins] for _ in range(_GROUPS)]
-        self._values = [_Rate(prior) for prior in _kept(known, "values", _MIDDLES)]
-        self._ranks = [_Rate(prior) for prior in _kept(known, "ranks", _RANK_PRIORS)]
+        depths = known.get("depths")
+        self._depths = [_Rate(d, _PRIOR_WEIGHT) for d in depths] if depths else [_Rate(_PRIOR)]
+        self._bins = _rates(known, "bins", _MIDDLES)
+        self._cells = [[_Rate(bin_, bin_.weight) for bin_ in self._bins] for _ in range(_GROUPS)]
+        self._values = _rates(known, "values", _MIDDLES)
+        self._ranks = _rates(known, "ranks", _RANK_PRIORS)
         self._looks = [share * 20.0 for share in _kept(known, "looks", (0.0,) * len(_MIDDLES))]
         self.usual_nodes = float(_USUAL_NODES)
         self.usual_accepted = _USUAL_ACCEPTED
@@ -221,3 +222,12 @@ def _kept(
     """Kept priors, if there are as many as there are bins today."""
     kept = known.get(name, ())
     return kept if len(kept) == len(otherwise) else otherwise
+
+
+def _rates(
+    known: Mapping[str, Sequence[float]], name: str, guesses: Sequence[float]
+) -> list[_Rate]:
+    """A rate for each of these, from what is kept of them or from guesses."""
+    priors = _kept(known, name, guesses)
+    weight = _GUESS_WEIGHT if priors is guesses else _PRIOR_WEIGHT
+    return [_Rate(prior, weight) for prior in priors]
