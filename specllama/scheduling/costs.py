@@ -93,6 +93,7 @@ class Costs:
         self._yardsticks: dict[int, _Yardstick] = defaultdict(_Yardstick)
         self._measured_at: dict[int, int] = {}
         self._believed_for = _BELIEVED
+        self._n_cells: int | None = None
         self.n_decodes = 0
         self._steady: Seconds = {}
         self._hoped: Seconds = {}
@@ -113,15 +114,16 @@ class Costs:
 
         A size's first does not count: it may be a hiccup.
         """
+        self._enter(n_tokens)
         parts = self._graphs.pays(n_tokens)
-        self.pass_by(n_tokens)
+        self._count(n_tokens)
         alike, usual = self._times[self._graphs.phase], self._times["same"]
         is_plausible = alike[n_tokens].observe(seconds)
         steady = alike is usual
         pays = self.switch_s and not steady
-        if pays and is_plausible and seconds < usual[n_tokens].value:
-            # a burst of hiccups was measured: a decode that pays for changing takes no less
-            usual[n_tokens].cap(max(seconds - self._sum(parts), _LEAST_STEADY * seconds))
+        if pays and is_plausible and (least := alike[n_tokens].value) < usual[n_tokens].value:
+            # a burst of hiccups was measured: decodes that pay for changing take no less
+            usual[n_tokens].cap(max(least - self._sum(parts), _LEAST_STEADY * least))
         believed = self._all[n_tokens].observe(seconds)
         expected = self._kept_s(n_tokens) if steady or not self.switch_s else None
         if believed and expected:
@@ -137,6 +139,10 @@ class Costs:
 
     def pass_by(self, n_tokens: int) -> None:
         """A decode whose time says nothing that anybody needs."""
+        self._enter(n_tokens)
+        self._count(n_tokens)
+
+    def _count(self, n_tokens: int) -> None:
         self._graphs.decode(n_tokens)
         if self._sized and self._graphs.phase in ("first", "second"):
             self.version += 1  # what a size costs depends on whether it has a graph
@@ -149,10 +155,18 @@ class Costs:
     def reach(self, n_cells: int) -> None:
         """The next decode comes behind so many cells, which are attended to in blocks.
 
-        Where it reaches into another block, none of those captured in this one fits it.
+        Where it reaches into another block, none of those captured in this one fits it; until its
+        size is known, that of the latest decode is as good as any.
         """
-        block = (n_cells + max(1, self.size) - 1) // _BLOCK
-        if self._replays and block != self._graphs.block:
+        self._n_cells = n_cells
+        self._enter(max(1, self.size))
+
+    def _enter(self, n_tokens: int) -> None:
+        """A decode of that size comes next, where the number of cells is known."""
+        if self._n_cells is None or not self._replays:
+            return
+        block = (self._n_cells + n_tokens - 1) // _BLOCK
+        if block != self._graphs.block:
             self._graphs.enter(block)
             self.version += self._sized
 

@@ -131,7 +131,7 @@ class Scheduler(RoundPrices):
         self._drafting_s = 0.0
         self._drafts: Counter[str] = Counter()
         self._expected_s: float | None = 0.0
-        self._paying = False
+        self._paying = self._overran = False
         self._rest = self._rested = 0
         self._may_rest = self._resting = False
 
@@ -156,7 +156,7 @@ class Scheduler(RoundPrices):
         if not self.age:
             self._drafts.clear()
         self._drafting_s, self._expected_s = 0.0, 0.0
-        self._paying = False
+        self._paying = self._overran = False
         self._may_rest = self.knows_plain and self.costs.n_decodes >= _SETTLED_IN
 
     def rests(self, n_live: int) -> bool:
@@ -379,11 +379,15 @@ class Scheduler(RoundPrices):
 
     def observe_batch(self, n_tokens: int, seconds: float, n_lives: int = 1) -> None:
         """One target decode, with everything that is done to verify it."""
+        self._expect(n_tokens)
+        self.costs.observe_target(n_tokens, seconds, n_lives)
+
+    def _expect(self, n_tokens: int) -> None:
+        """Add a decode to what this round is expected to take, if such a one was measured."""
         costs = self.costs
         if self._expected_s is not None:
             expected = costs.target_s(n_tokens) + costs.change_s(n_tokens)
             self._expected_s = self._expected_s + expected if costs.measured(n_tokens) else None
-        costs.observe_target(n_tokens, seconds, n_lives)
 
     def observe_draft(
         self, name: str, n_looks: int, seconds: float, n_lives: int, n_unread: int = 0
@@ -415,7 +419,8 @@ class Scheduler(RoundPrices):
     def overran(self, n_tokens: int) -> None:
         """Drafting ahead took longer than the decode of so many tokens: its own is not known."""
         self.ahead.overran()
-        self._expected_s = None
+        self._expect(n_tokens)
+        self._overran = True
         self.costs.pass_by(n_tokens)
 
     def learn(
@@ -486,7 +491,9 @@ class Scheduler(RoundPrices):
 
         Costs are medians; how much longer rounds take in the mean, hiccups and all, is learned.
         """
-        if not self._expected_s or any(share.bet.draft_s is None for share in shares):
+        if self._overran or not self._expected_s:
+            return
+        if any(share.bet.draft_s is None for share in shares):
             return
         if not 0.0 < seconds < _ASLEEP * sum(share.n_emitted for share in shares) * self.plain_s:
             return  # the clock was set, or the machine slept

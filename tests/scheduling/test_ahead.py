@@ -122,6 +122,16 @@ def test_an_overrun_says_nothing_of_the_decode(order: tuple[int, int]) -> None:
     assert stats.forecast.rounds == 0
 
 
+def test_a_pause_beside_a_decode_counts_as_two_rounds() -> None:
+    """As any other: a machine that stops for a moment while the draft is at work decides nothing."""
+    fits = known()
+    account = fits.open_account(9)
+    before = account.slack_s
+    fits.overran(2)
+    fits.settle(10 * TARGET_S, 0.0, [Share(account, SpecStats(), Bet(), 1, 1)])
+    assert before - account.slack_s == pytest.approx(TARGET_S, rel=0.05)
+
+
 class TestReady:
     """Looks that were taken ahead cost nothing."""
 

@@ -211,6 +211,34 @@ class TestCosts:
         costs._renew()
         assert costs.target_s(5) == pytest.approx(0.0042)
 
+    def test_a_single_short_decode_behind_another_size_says_nothing_of_later_ones(self) -> None:
+        """Less what changing is taken to cost, it would make single tokens seem twice as fast."""
+        costs = Costs(self.table(), kept_graphs="sized")
+        for size in (1, 1, 3, 3):
+            costs.pass_by(size)
+        for _ in range(3):
+            for size in (1, 3):
+                costs.observe_target(size, SAME[size] + EXTRA["back"])
+                costs.observe_target(size, SAME[size])
+        costs.observe_target(1, 0.97 * SAME[1])
+        assert costs.target_s(1) == pytest.approx(SAME[1])
+
+    @pytest.mark.parametrize("n_cells", [254, 510])
+    def test_where_a_decode_reaches_its_own_size_decides(self, n_cells: int) -> None:
+        """Not that of the one before, of which it is only known that it would reach further."""
+        costs = Costs(self.table(), kept_graphs="sized")
+        costs.reach(n_cells - 10)
+        for size in (1, 1, 3, 3):
+            costs.pass_by(size)
+        costs.reach(n_cells)
+        assert costs.change_s(3) == pytest.approx(EXTRA["first"]), "in the next block"
+        costs.observe_target(1, SAME[1] + EXTRA["back"])
+        costs.reach(n_cells + 1)
+        assert costs.change_s(1) == 0.0
+        costs.pass_by(1)
+        costs.reach(n_cells + 2)
+        assert costs.change_s(1) == pytest.approx(EXTRA["first"])
+
     def test_a_new_way_back_is_worth_keeping(self) -> None:
         costs = Costs(self.table(), kept_graphs="sized")
         for part in ("first", "second", "back", "back"):
