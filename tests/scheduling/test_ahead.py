@@ -123,7 +123,7 @@ def test_an_overrun_says_nothing_of_the_decode(order: tuple[int, int]) -> None:
 
 
 def test_a_pause_beside_a_decode_counts_as_two_rounds() -> None:
-    """As any other: a machine that stops for a moment while the draft is at work decides nothing."""
+    """As any other: a machine that stops for a moment decides nothing."""
     fits = known()
     account = fits.open_account(9)
     before = account.slack_s
