@@ -61,11 +61,11 @@ def propose(
         _overhear(live)
     goals = {live.key: _Goal(live, limits[live.key], drafters, scheduler) for live in able}
     for drafter in drafters:
-        if drafter.free:
-            _ask(drafter, [goals[live.key] for live in able if _inspires(drafter, live)], scheduler)
+        if drafter.free and (users := [live for live in able if _inspires(drafter, live)]):
+            _ask(drafter, [goals[live.key] for live in users], scheduler)
     for drafter in drafters:
-        if not drafter.free:
-            users = [live for live in able if goals[live.key].prefers(drafter)]
+        users = [] if drafter.free else [live for live in able if goals[live.key].prefers(drafter)]
+        if users:
             _ask(drafter, [goals[live.key] for live in users], scheduler)
     return [goals[live.key].plan if live.key in goals else Plan() for live in lives]
 

@@ -149,18 +149,20 @@ class Stopping(Policy):
 
     def _pays(self, drafted: int, chance: float) -> bool:
         """Whether some longer chain is worth more than this one."""
-        batch, draft, at_depth = self._prices.batch_s, self._draft_s, self.acceptance.at_depth
-        now = batch(1 + drafted) + draft(self.looks)
+        now = self._taken_s(drafted)
         survival, gain = self._survival, 0.0
         for length in range(drafted + 1, min(self._most, drafted + _LOOK_AHEAD) + 1):
-            survival *= chance if length == drafted + 1 else at_depth(length - 1)
+            survival *= chance
             gain += survival
-            if gain > self._rate * (batch(1 + length) + draft(max(length, self.looks)) - now):
+            if gain > self._rate * (self._taken_s(length) - now):
                 return True
+            chance = self.acceptance.at_depth(length)
         return False
 
-    def _draft_s(self, n_looks: int) -> float:
-        return self._prices.draft_s(self._name, max(0, n_looks - self.ready))
+    def _taken_s(self, length: int) -> float:
+        """Seconds of a round with so many tokens drafted, and what was looked at by now."""
+        prices, n_looks = self._prices, max(length, self.looks) - self.ready
+        return prices.batch_s(1 + length) + prices.draft_s(self._name, max(0, n_looks))
 
     def trim(self, proposal: Proposal) -> Proposal:
         """Of a tree whose law no rule reads: the most valuable nodes, as many as pay."""

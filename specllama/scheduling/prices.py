@@ -87,7 +87,10 @@ class RoundPrices:
         self._here = self._from(size, before or size)
 
     def _from(self, kept: int, before: int) -> _Prices:
-        return self._seen_from.setdefault((kept, before), _Prices(kept, before))
+        place = kept, before
+        if place not in self._seen_from:
+            self._seen_from[place] = _Prices(kept, before)
+        return self._seen_from[place]
 
     @contextmanager
     def _settled(self, size: int) -> Iterator[None]:
