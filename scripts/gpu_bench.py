@@ -51,6 +51,7 @@ from specllama.loading import EXACT_WIDTH
 from specllama.verification import UNSEEDED
 
 SCRIPTS = Path(__file__).parent
+CARD_DRAFT = SCRIPTS.parent / "models" / "smollm2-135m-card-draft.gguf"
 PLAIN = "specllama, plain"
 DEPTH = 256
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24)
@@ -533,7 +534,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--source", type=Path, help="a small llama GGUF (default: the built-in target)")
-    add("--draft", default="smollm2-135m-draft", help="as for specllama (default: %(default)s)")
+    add(
+        "--draft",
+        default=str(CARD_DRAFT),
+        help="as for specllama (default: this checkout's for cards)",
+    )
     add("--programs", type=Path, required=True, help="llama.cpp's programs")
     add("--work", type=Path, required=True, help="where widened models are put")
     add("--out", type=Path, required=True, help="where replies and report are put")

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_models_are_the_files_that_their_page_describes() -> None:
+    page = (ROOT / "models" / "README.md").read_text("utf-8")
+    told = re.findall(r"\| file \| `(\S+)`, ([\d,]+) bytes, sha256 `(\w+)` \|", page)
+    files = sorted((ROOT / "models").glob("*.gguf"))
+    found = [(f.name, f"{f.stat().st_size:,}", sha256(f.read_bytes()).hexdigest()) for f in files]
+    assert sorted(told) == found
+
+
+def test_packages_hold_the_built_in_draft_alone() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    wheel = build["targets"]["wheel"]["force-include"]
+    assert [name for name in wheel if name.endswith(".gguf")] == [f"models/{builtin.DRAFT}.gguf"]
+    (left_out,) = build["targets"]["sdist"]["exclude"]
+    kept = [
+        f for f in (ROOT / "models").glob("*.gguf") if not fnmatch(f"/models/{f.name}", left_out)
+    ]
+    assert [file.stem for file in kept] == [builtin.DRAFT]
 
 
 def test_the_changelog_knows_this_version() -> None:
