@@ -196,7 +196,7 @@ def _discounts(counts: Ints) -> Floats:
 
 def _unigrams(counts: Ints, n_vocab: int) -> Floats:
     """Interpolated with the uniform law."""
-    total = max(1, counts.sum())
+    total = max(1, int(counts.sum()))
     lost = _discounts(counts)[np.minimum(counts, 3)]
     left_over = lost.sum() / total if counts.any() else 1.0
     result: Floats = (counts - lost) / total + left_over / n_vocab
