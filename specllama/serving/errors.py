@@ -108,7 +108,7 @@ def api_error(error: BaseException) -> ApiError:
             return shutting_down()
         case UsageError():
             return ApiError(400, str(error))
-        case RecursionError():
+        case RecursionError() | HTTPException(__cause__=RecursionError()):
             return ApiError(400, "The request is nested too deeply.")
         case HTTPException():
             return _http_error(error)
