@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from typing import Any
 
 import uvicorn
@@ -128,16 +129,23 @@ class Server(uvicorn.Server):
 
         A second Ctrl-C cancels them at once; either way their clients are told.
         """
-        closing = asyncio.create_task(self._close_pool_later())
+        ended = asyncio.Event()
+        closing = asyncio.create_task(self._close_pool_in_time(ended))
         try:
-            await super().shutdown(sockets)
-            await self._close_pool()
-            if self.force_exit and (waiting := set(self.server_state.tasks)):
-                await asyncio.wait(waiting, timeout=TOLD_S)
+            await super().shutdown(sockets)  # since Python 3.12 until no connection is open
         finally:
-            closing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await closing
+            ended.set()
+            await closing
+        if self.force_exit and (waiting := set(self.server_state.tasks)):
+            await asyncio.wait(waiting, timeout=TOLD_S)
+
+    async def _close_pool_in_time(self, ended: asyncio.Event) -> None:
+        """Once all replies have ended, GRACE_S seconds are over, or Ctrl-C came again."""
+        deadline = time.monotonic() + GRACE_S
+        while not (ended.is_set() or self.force_exit or time.monotonic() > deadline):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), LOOK_S)
+        await self._close_pool()
 
     async def _close_pool(self) -> None:
         """Wait for its thread, or from a second Ctrl-C on end the process: nothing else ends a
@@ -149,10 +157,6 @@ class Server(uvicorn.Server):
         if stuck:
             log.error("A reply cannot be stopped; the server ends without it.")
             os._exit(INTERRUPTED)
-
-    async def _close_pool_later(self) -> None:
-        await asyncio.sleep(GRACE_S)
-        await asyncio.to_thread(self._pool.close)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
