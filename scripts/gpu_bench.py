@@ -534,11 +534,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--source", type=Path, help="a small llama GGUF (default: the built-in target)")
-    add(
-        "--draft",
-        default=str(CARD_DRAFT),
-        help="as for specllama (default: this checkout's for cards)",
-    )
+    add("--draft", default=str(CARD_DRAFT), help="as for specllama (default: the one for cards)")
     add("--programs", type=Path, required=True, help="llama.cpp's programs")
     add("--work", type=Path, required=True, help="where widened models are put")
     add("--out", type=Path, required=True, help="where replies and report are put")

@@ -114,7 +114,7 @@ class Costs:
 
         A size's first does not count: it may be a hiccup.
         """
-        self._enter(n_tokens)
+        self.comes_next(n_tokens)
         parts = self._graphs.pays(n_tokens)
         self._count(n_tokens)
         alike, usual = self._times[self._graphs.phase], self._times["same"]
@@ -139,7 +139,7 @@ class Costs:
 
     def pass_by(self, n_tokens: int) -> None:
         """A decode whose time says nothing that anybody needs."""
-        self._enter(n_tokens)
+        self.comes_next(n_tokens)
         self._count(n_tokens)
 
     def _count(self, n_tokens: int) -> None:
@@ -159,10 +159,10 @@ class Costs:
         size is known, that of the latest decode is as good as any.
         """
         self._n_cells = n_cells
-        self._enter(max(1, self.size))
+        self.comes_next(max(1, self.size))
 
-    def _enter(self, n_tokens: int) -> None:
-        """A decode of that size comes next, where the number of cells is known."""
+    def comes_next(self, n_tokens: int) -> None:
+        """A decode of that size does: with the cells before it, that says which block it is in."""
         if self._n_cells is None or not self._replays:
             return
         block = (self._n_cells + n_tokens - 1) // _BLOCK

@@ -385,6 +385,7 @@ class Scheduler(RoundPrices):
     def _expect(self, n_tokens: int) -> None:
         """Add a decode to what this round is expected to take, if such a one was measured."""
         costs = self.costs
+        costs.comes_next(n_tokens)
         if self._expected_s is not None:
             expected = costs.target_s(n_tokens) + costs.change_s(n_tokens)
             self._expected_s = self._expected_s + expected if costs.measured(n_tokens) else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from specllama.machine import LARGEST_KEPT, MOST_KEPT
+from specllama.results import SpecStats
 from specllama.scheduling import graphs
 from specllama.scheduling.costs import Costs
 from specllama.scheduling.graphs import Latest, Parts, Sized
-from specllama.scheduling.scheduler import Scheduler
+from specllama.scheduling.scheduler import Bet, Scheduler, Share
 from specllama.scheduling.table import CostTable
 
 FIRST, SECOND, BACK = ("first",), ("second",), ("back",)
@@ -238,6 +239,18 @@ class TestCosts:
         costs.pass_by(1)
         costs.reach(n_cells + 2)
         assert costs.change_s(1) == pytest.approx(EXTRA["first"])
+
+    def test_what_a_round_is_expected_to_take_goes_by_its_own_size(self) -> None:
+        known, stats = Scheduler(kept_graphs="sized"), SpecStats()
+        known.recall(self.table())
+        known.costs.reach(244)
+        for size in (1, 1, 3, 3):
+            known.costs.pass_by(size)
+        known.costs.reach(254)
+        known.begin(1)
+        known.observe_batch(1, SAME[1] + EXTRA["back"])
+        known.settle(SAME[1], 0.0, [Share(known.open_account(9), stats, Bet(), 0, 1)])
+        assert stats.forecast.seconds == pytest.approx(SAME[1] + EXTRA["back"])
 
     def test_a_new_way_back_is_worth_keeping(self) -> None:
         costs = Costs(self.table(), kept_graphs="sized")
