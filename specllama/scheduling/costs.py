@@ -162,7 +162,7 @@ class Costs:
         self.comes_next(max(1, self.size))
 
     def comes_next(self, n_tokens: int) -> None:
-        """A decode of that size does: with the cells before it, that says which block it is in."""
+        """The next decode is of that size, which with the cells before it says its block."""
         if self._n_cells is None or not self._replays:
             return
         block = (self._n_cells + n_tokens - 1) // _BLOCK
